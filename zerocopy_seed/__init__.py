@@ -1,0 +1,1 @@
+"""One reinforcement-learning learner for simulators on the accelerator and off it."""

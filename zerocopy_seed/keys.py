@@ -1,0 +1,37 @@
+"""Where random keys come from: (seed, stream, slot, incarnation), so that nothing depends on who shares a batch."""
+
+from __future__ import annotations
+
+import enum
+
+import jax
+
+from zerocopy_seed.types import Array, Key
+
+
+class Stream(enum.IntEnum):
+    """Independent sources of randomness of one run."""
+
+    LEARNER = 0
+    ENVIRONMENT = 1
+    AGENT = 2
+    EVALUATION_ENVIRONMENT = 3
+    EVALUATION_AGENT = 4
+
+
+def stream_key(seed: Array | int, stream: Stream) -> Key:
+    """The key of one stream. Threefry only: draws of other generators depend on the batch under vmap."""
+    return jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), stream)
+
+
+def slot_keys(seed: Array | int, stream: Stream, slots: Array, incarnation: int = 0) -> Key:
+    """One key per slot, [B].
+
+    Args:
+      seed: the run's seed.
+      stream: which source.
+      slots: [B] int32.
+      incarnation: how often the slot's actor was lost and began anew.
+    """
+    base = stream_key(seed, stream)
+    return jax.vmap(lambda slot: jax.random.fold_in(jax.random.fold_in(base, slot), incarnation))(slots)

@@ -1,0 +1,147 @@
+"""Trains and evaluates the README's results and writes their table and curves.
+
+    python scripts/results.py [--seeds 0 1 2] [--only NAME] [--out docs/results]
+
+Every run goes through the command line as a user's would: `train` in a fresh process, then `evaluate --json` on
+the saved checkpoint. Launch to trained is wall time of the whole process, compilation included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """One row of the table: a config, what is changed in it, and what it should reach."""
+
+    name: str
+    config: str
+    overrides: tuple[str, ...]
+    goal: str
+
+
+EXPERIMENTS = (
+    Experiment("Catch, MLP", "vtrace_catch", (), ">= 0.95"),
+    Experiment("CartPole-v1, MLP 2x64", "vtrace_cartpole", (), ">= 475"),
+    Experiment("MemoryChain-bsuite (10), LSTM", "vtrace_memory_chain", (), ">= 0.95"),
+    Experiment(
+        "MemoryChain-bsuite (10), no core", "vtrace_memory_chain", ("--network.core", "none"), "< 0.3"
+    ),
+)
+
+
+def run_command(*arguments: str) -> tuple[str, float]:
+    """Standard output of `zerocopy-seed ARGUMENTS` and its wall time in seconds."""
+    began = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-m", "zerocopy_seed.cli", *arguments], check=True, stdout=subprocess.PIPE, text=True
+    )
+    return done.stdout, time.perf_counter() - began
+
+
+def train_and_evaluate(experiment: Experiment, seed: int, run_dir: pathlib.Path) -> dict:
+    """One run's figures, and its learning curve as [env_steps, return] pairs."""
+    config = ROOT / "configs" / f"{experiment.config}.toml"
+    _, train_s = run_command(
+        "train", str(config), "--seed", str(seed), *experiment.overrides, "--run-dir", str(run_dir)
+    )
+    printed, _ = run_command("evaluate", str(run_dir), "--json")
+    evaluation = json.loads(printed.splitlines()[-1])
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    curve = [[line["env_steps"], line["episode_return"]] for line in lines if "episode_return" in line]
+    return {
+        "experiment": experiment.name,
+        "config": experiment.config,
+        "overrides": list(experiment.overrides),
+        "goal": experiment.goal,
+        "seed": seed,
+        "return_mean": evaluation["return_mean"],
+        "return_std": evaluation["return_std"],
+        "num_episodes": evaluation["num_episodes"],
+        "env_steps": evaluation["env_steps"],
+        "train_s": round(train_s, 1),
+        "curve": curve,
+    }
+
+
+def table(results: list[dict]) -> str:
+    """The results as Markdown, one row per experiment."""
+    lines = [
+        "| environment, network | goal | return, mean of 128 episodes, by seed | env_steps | launch to trained, s |",
+        "|---|---|---|---|---|",
+    ]
+    for name in dict.fromkeys(result["experiment"] for result in results):
+        rows = [result for result in results if result["experiment"] == name]
+        returns = ", ".join(f"{row['return_mean']:.2f}" for row in rows)
+        seconds = ", ".join(f"{row['train_s']:.1f}" for row in rows)
+        lines.append(f"| {name} | {rows[0]['goal']} | {returns} | {rows[0]['env_steps']:,} | {seconds} |")
+    return "\n".join(lines) + "\n"
+
+
+def draw(results: list[dict], path: pathlib.Path) -> None:
+    """One panel per experiment, one line per seed."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    names = list(dict.fromkeys(result["experiment"] for result in results))
+    figure, axes = plt.subplots(1, len(names), figsize=(3.6 * len(names), 2.9), squeeze=False)
+    for axis, name in zip(axes[0], names, strict=True):
+        for row in (result for result in results if result["experiment"] == name):
+            axis.plot(*zip(*row["curve"], strict=True), label=f"seed {row['seed']}", linewidth=1.2)
+        axis.set_title(name, fontsize=9)
+        axis.set_xlabel("env_steps", fontsize=8)
+        axis.tick_params(labelsize=7)
+        axis.ticklabel_format(axis="x", style="sci", scilimits=(0, 0))
+        axis.grid(alpha=0.3)
+    axes[0, 0].set_ylabel("episode return", fontsize=8)
+    axes[0, 0].legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="seeds of each experiment")
+    parser.add_argument("--only", help="run only experiments whose name contains this")
+    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "docs" / "results", help="where to write")
+    arguments = parser.parse_args()
+
+    results = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for index, experiment in enumerate(EXPERIMENTS):
+            if arguments.only and arguments.only not in experiment.name:
+                continue
+            for seed in arguments.seeds:
+                result = train_and_evaluate(experiment, seed, pathlib.Path(scratch) / f"{index}-{seed}")
+                results.append(result)
+                print(
+                    f"{result['experiment']}, seed {seed}: return {result['return_mean']:.3f} "
+                    f"(goal {result['goal']}) after {result['env_steps']:,} env_steps, {result['train_s']} s",
+                    flush=True,
+                )
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    machine = f"{platform.machine()}, {platform.python_implementation()} {platform.python_version()}"
+    record = {"machine": machine, "results": results}
+    (arguments.out / "spine.json").write_text(json.dumps(record, indent=1) + "\n")
+    (arguments.out / "spine.md").write_text(table(results))
+    draw(results, arguments.out / "spine.png")
+    print(table(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,228 @@
+"""V-trace actor-critic (IMPALA, arXiv:1802.01561) as pure functions."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import linen as nn
+from jax import lax
+
+from zerocopy_envs.types import EnvironmentSpec, StepType, TimeStep
+from zerocopy_seed.agents.minibatch import scan_minibatches
+from zerocopy_seed.config import VTraceConfig
+from zerocopy_seed.ops import counters
+from zerocopy_seed.ops.collectives import local_copy, sum_over_devices
+from zerocopy_seed.ops.distributions import make_distribution
+from zerocopy_seed.ops.vtrace import clipped_ratio, vtrace
+from zerocopy_seed.recurrent import initial_recurrent, network_input_step, network_input_unroll
+from zerocopy_seed.types import (
+    ActingParams,
+    Agent,
+    AgentState,
+    Array,
+    Exploration,
+    Key,
+    LearnerState,
+    Mode,
+    Trajectory,
+)
+
+
+class VTraceOutput(NamedTuple):
+    """What the behaviour policy said: `log_prob` [B] float32 of the action taken."""
+
+    log_prob: Array
+
+
+class VTraceParams(NamedTuple):
+    """What the optimiser changes: the network, and where it is adaptive the entropy cost's logarithm over its speed."""
+
+    network: Any
+    entropy_logit: Any
+
+
+def make_vtrace_agent(
+    config: VTraceConfig,
+    network: nn.Module,
+    spec: EnvironmentSpec,
+    *,
+    frame_stack: int = 1,
+    axis_name: str | None = None,
+) -> Agent:
+    """The agent of `config` over `network`.
+
+    Args:
+      config: the float fields become `LearnerState.settings`; the others are static.
+      network: see `zerocopy_seed.networks`.
+      spec: the environment's.
+      frame_stack: observations seen at once.
+      axis_name: mesh axis over which slots are spread, inside `shard_map`; None for one device.
+    """
+    distribution = make_distribution(spec.action)
+    settings = {
+        field.name: getattr(config, field.name)
+        for field in dataclasses.fields(config)
+        if isinstance(field.default, float)
+    }
+
+    def optimizer(settings: dict[str, Array], learning_rate: Array) -> optax.GradientTransformation:
+        if config.optimizer == "adam":
+            scale = optax.scale_by_adam(
+                settings["adam_b1"], settings["adam_b2"], eps=settings["optimizer_epsilon"]
+            )
+        else:
+            scale = optax.scale_by_rms(settings["rmsprop_decay"], eps=settings["optimizer_epsilon"])
+        return optax.chain(
+            optax.clip_by_global_norm(settings["max_grad_norm"]), scale, optax.scale(-learning_rate)
+        )
+
+    def init(key: Key) -> LearnerState:
+        learner_key, network_key = jax.random.split(key)
+        recurrent = initial_recurrent(network, spec, frame_stack, 1)
+        timestep = TimeStep(
+            step_type=jnp.zeros([1], jnp.int8),
+            reward=jnp.zeros([1], jnp.float32),
+            discount=jnp.ones([1], jnp.float32),
+            observation=jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape), leaf.dtype), spec.observation),
+        )
+        inputs, _ = network_input_step(recurrent, timestep)
+        arrays = {name: jnp.float32(value) for name, value in settings.items()}
+        entropy_logit: Any = ()
+        if config.adaptive_entropy:
+            entropy_logit = jnp.log(arrays["entropy_cost"]) / arrays["entropy_adjustment_speed"]
+        params = VTraceParams(network.init(network_key, inputs, recurrent.core), entropy_logit)
+        return LearnerState(
+            params=params,
+            opt_state=optimizer(arrays, arrays["learning_rate"]).init(params),
+            target=(),
+            replay=(),
+            statistics=(),
+            key=learner_key,
+            env_steps=counters.make_counter(),
+            num_updates=counters.make_counter(),
+            settings=arrays,
+        )
+
+    def acting(state: LearnerState) -> ActingParams:
+        return ActingParams(state.params.network, state.statistics)
+
+    def initial_state(keys: Key, slots: Array) -> AgentState:
+        return AgentState(initial_recurrent(network, spec, frame_stack, slots.shape[0]), Exploration(keys))
+
+    def act(
+        params: ActingParams, state: AgentState, timestep: TimeStep, mode: Mode
+    ) -> tuple[Array, VTraceOutput, AgentState]:
+        inputs, frames = network_input_step(state.recurrent, timestep)
+        output, core = network.apply(params.network, inputs, state.recurrent.core)
+        policy = output.policy[0]
+        key = state.exploration.key
+        if mode is Mode.EVALUATE and config.eval_greedy:
+            action = distribution.mode(policy)
+        else:
+            key, sample_key = jnp.moveaxis(jax.vmap(jax.random.split)(key), 1, 0)
+            action = distribution.sample(policy, sample_key)
+        recurrent = state.recurrent._replace(core=core, frames=frames, last_action=action)
+        log_prob = distribution.log_prob(policy, action)
+        return action, VTraceOutput(log_prob), AgentState(recurrent, Exploration(key))
+
+    def loss_fn(
+        params: VTraceParams, batch: Trajectory, settings: dict[str, Array]
+    ) -> tuple[Array, dict[str, Array]]:
+        inputs = network_input_unroll(batch.recurrent, batch.timestep, batch.action)
+        output, _ = network.apply(params.network, inputs, batch.recurrent.core)
+        policy, values = output.policy[:-1], output.value
+
+        valid = batch.timestep.step_type[1:] != StepType.FIRST
+        mask = valid.astype(jnp.float32)
+        # Sums over valid rows over their global number: a mean of per-device means would weigh rows unequally.
+        num_valid = jnp.maximum(sum_over_devices(mask.sum(), axis_name), 1.0)
+
+        def mean(rows):
+            return (jnp.where(valid, rows, 0.0)).sum() / num_valid
+
+        log_prob = distribution.log_prob(policy, batch.action)
+        log_rho = lax.stop_gradient(log_prob) - batch.actor_output.log_prob
+        reward_clip = settings["reward_clip"]
+        corrected = vtrace(
+            lax.stop_gradient(values),
+            jnp.clip(batch.timestep.reward[1:], -reward_clip, reward_clip),
+            settings["discount"] * batch.timestep.discount[1:],
+            log_rho,
+            valid,
+            lambda_=settings["vtrace_lambda"],
+            clip_rho=settings["clip_rho"],
+            clip_c=settings["clip_c"],
+            clip_pg_rho=settings["clip_pg_rho"],
+        )
+        advantages = corrected.advantages
+        if config.normalize_advantages:
+            center = sum_over_devices(mean(advantages), axis_name)
+            variance = sum_over_devices(mean(jnp.square(advantages - center)), axis_name)
+            advantages = jnp.where(valid, (advantages - center) * lax.rsqrt(variance + 1e-8), 0.0)
+
+        policy_loss = mean(-advantages * log_prob)
+        value_loss = mean(0.5 * jnp.square(corrected.targets - values[:-1]))
+        entropy = mean(distribution.entropy(policy))
+        entropy_cost = settings["entropy_cost"]
+        entropy_loss = jnp.float32(0.0)
+        if config.adaptive_entropy:
+            speed = settings["entropy_adjustment_speed"]
+            adaptive_cost = jnp.exp(speed * params.entropy_logit)
+            excess = sum_over_devices(lax.stop_gradient(entropy), axis_name) - settings["target_entropy"]
+            # Every device computes this whole term: only its share may enter the summed gradient.
+            entropy_loss = adaptive_cost * excess * mask.sum() / num_valid
+            entropy_cost = lax.stop_gradient(adaptive_cost)
+        loss = policy_loss + settings["baseline_cost"] * value_loss - entropy_cost * entropy + entropy_loss
+        metrics = {
+            "policy_loss": policy_loss,
+            "value_loss": value_loss,
+            "entropy": entropy,
+            "importance_ratio": mean(clipped_ratio(log_rho, settings["clip_rho"])),
+            "value": mean(values[:-1]),
+        }
+        if config.adaptive_entropy:
+            metrics["entropy_cost"] = entropy_cost * mask.sum() / num_valid
+        return loss, metrics
+
+    def learn(state: LearnerState, trajectory: Trajectory) -> tuple[LearnerState, dict[str, Array]]:
+        settings = state.settings
+        progress = counters.as_float(state.env_steps) / settings["learning_rate_decay_env_steps"]
+        learning_rate = settings["learning_rate"] * jnp.maximum(0.0, 1.0 - progress)
+        optimize = optimizer(settings, learning_rate)
+
+        def update(carry, batch: Trajectory):
+            params, opt_state = carry
+            local_params = local_copy(params, axis_name)
+            grads, metrics = jax.grad(loss_fn, has_aux=True)(local_params, batch, settings)
+            grads, metrics = sum_over_devices((grads, metrics), axis_name)
+            updates, opt_state = optimize.update(grads, opt_state, params)
+            metrics["grad_norm"] = optax.tree.norm(grads)
+            return (optax.apply_updates(params, updates), opt_state), metrics
+
+        next_key, shuffle_key = jax.random.split(state.key)
+        (params, opt_state), metrics = scan_minibatches(
+            update,
+            (state.params, state.opt_state),
+            trajectory,
+            shuffle_key,
+            num_passes=config.num_passes,
+            num_minibatches=config.num_minibatches,
+            num_shards=config.num_shards,
+            axis_name=axis_name,
+        )
+        valid = trajectory.timestep.step_type[1:] != StepType.FIRST
+        num_valid = sum_over_devices(valid.sum(dtype=jnp.int32), axis_name)
+        metrics["learning_rate"] = learning_rate
+        return state._replace(
+            params=params,
+            opt_state=opt_state,
+            key=next_key,
+            env_steps=counters.increment(state.env_steps, num_valid),
+            num_updates=counters.increment(state.num_updates, jnp.int32(1)),
+        ), metrics
+
+    return Agent(init, acting, initial_state, act, learn)

@@ -1,0 +1,167 @@
+"""How close the on-device loop comes to the time that its parts take alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from zerocopy_seed.agents import make_agent
+from zerocopy_seed.config import Config, EnvConfig, VTraceConfig
+from zerocopy_seed.loops.on_device import init_train_state, init_window, make_dispatch, make_update
+from zerocopy_seed.loops.setup import make_environment
+from zerocopy_seed.rollout import unroll
+from zerocopy_seed.types import Mode
+
+DEFAULT_CONFIG = Config(
+    env=EnvConfig(name="gymnax:CartPole-v1", num_envs=64),
+    total_env_steps=1,
+    agent=VTraceConfig(unroll_length=128),
+)
+
+
+def pin_to_one_core() -> None:
+    """Keeps this process on one core, since timings on several wander; call it before JAX starts its threads."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+
+
+def make_parts(config: Config) -> tuple[dict[str, Callable[..., Any]], dict[str, tuple]]:
+    """The whole and its parts as compiled functions of (state, ..., repeats), and their first arguments.
+
+    `environment` steps with the actions of a real unroll, `act` acts upon its timesteps, `learn` learns from it;
+    each does per repeat what one update does. What it returns goes in again, donated.
+    """
+    environment = make_environment(config.env)
+    agent = make_agent(config.agent, config.network, environment.spec)
+    state = jax.jit(lambda: init_train_state(agent, environment, config.seed, config.env.num_envs))()
+    slots = jnp.arange(config.env.num_envs, dtype=jnp.int32)
+
+    @jax.jit
+    def one_unroll(state):
+        return unroll(
+            agent.act,
+            environment.step,
+            agent.acting(state.learner),
+            state.actor,
+            slots,
+            length=config.agent.unroll_length,
+            mode=Mode.TRAIN,
+        )
+
+    _, trajectory = one_unroll(state)
+    timesteps = jax.tree.map(lambda rows: rows[:-1], trajectory.timestep)
+    params = agent.acting(state.learner)
+
+    # Everything computed is carried, so that nothing is optimised away; inputs vary, so that nothing is hoisted.
+    def environment_part(carry, actions, repeats):
+        def step(carry, action):
+            return environment.step(carry[0], action), None
+
+        return lax.fori_loop(0, repeats, lambda _, carry: lax.scan(step, carry, actions)[0], carry)
+
+    def act_part(carry, params, timesteps, repeats):
+        def step(carry, timestep):
+            action, output, agent_state = agent.act(params, carry[0], timestep, Mode.TRAIN)
+            return (agent_state, action, output), None
+
+        return lax.fori_loop(0, repeats, lambda _, carry: lax.scan(step, carry, timesteps)[0], carry)
+
+    def learn_part(learner, trajectory, repeats):
+        return lax.fori_loop(0, repeats, lambda _, learner: agent.learn(learner, trajectory)[0], learner)
+
+    update = make_update(agent, environment, config.agent.unroll_length)
+    dispatch = make_dispatch(update)
+    window = init_window(update, state)
+
+    def whole(carry, repeats):
+        return dispatch(*carry, repeats)
+
+    def copy(tree):
+        return jax.tree.map(jnp.copy, tree)
+
+    first_row = jax.tree.map(lambda rows: rows[0], (trajectory.action, trajectory.actor_output))
+    arguments = {
+        "environment": (copy((state.actor.env_state, state.actor.timestep)), trajectory.action),
+        "act": (copy((state.actor.agent, *first_row)), params, timesteps),
+        "learn": (copy(state.learner), trajectory),
+        "whole": ((copy(state), window),),
+    }
+    functions = {"environment": environment_part, "act": act_part, "learn": learn_part, "whole": whole}
+    compiled = {
+        name: jax.jit(function, donate_argnums=0).lower(*arguments[name], jnp.int32(1)).compile()
+        for name, function in functions.items()
+    }
+    return compiled, arguments
+
+
+def measure(config: Config, *, rounds: int = 15, part_s: float = 0.1) -> dict[str, Any]:
+    """Seconds per update of each part and of the whole, interleaved; medians over `rounds`.
+
+    Args:
+      config: what is measured.
+      rounds: how often each is timed.
+      part_s: about how long one timing lasts, in seconds.
+    """
+    functions, arguments = make_parts(config)
+    repeats = {name: 1 for name in functions}
+    seconds: dict[str, list[float]] = {name: [] for name in functions}
+
+    def timed(name: str) -> float:
+        began = time.perf_counter()
+        carry, *rest = arguments[name]
+        carry = jax.block_until_ready(functions[name](carry, *rest, np.int32(repeats[name])))
+        arguments[name] = (carry, *rest)
+        return (time.perf_counter() - began) / repeats[name]
+
+    for name in functions:
+        timed(name)
+        repeats[name] = max(1, round(part_s / timed(name)))
+    for _ in range(rounds):
+        for name in functions:
+            seconds[name].append(timed(name))
+    parts = ("environment", "act", "learn")
+    ratios = [
+        sum(times) / whole
+        for *times, whole in zip(*(seconds[name] for name in (*parts, "whole")), strict=True)
+    ]
+    median = {name: statistics.median(times) for name, times in seconds.items()}
+    env_steps = config.env.num_envs * config.agent.unroll_length
+    return {
+        "env": config.env.name,
+        "num_envs": config.env.num_envs,
+        "unroll_length": config.agent.unroll_length,
+        **{f"{name}_s": median[name] for name in (*parts, "whole")},
+        "env_steps_per_s": env_steps / median["whole"],
+        "ratio_to_limit": statistics.median(ratios),
+    }
+
+
+def run(configs: Sequence[Config] = (DEFAULT_CONFIG,), *, as_json: bool = False) -> None:
+    """Measures each of `configs` on one core and prints the figures; JSON comes as one object on the last line."""
+    device = jax.devices()[0]
+    results = []
+    for config in configs:
+        result = measure(config)
+        results.append(result)
+        if not as_json:
+            print(
+                f"{result['env']}, {result['num_envs']} environments, T={result['unroll_length']}: "
+                f"environment {1e3 * result['environment_s']:.2f} ms, act {1e3 * result['act_s']:.2f} ms, "
+                f"learn {1e3 * result['learn_s']:.2f} ms, whole {1e3 * result['whole_s']:.2f} ms; "
+                f"{result['env_steps_per_s']:,.0f} env_steps/s, ratio to limit {result['ratio_to_limit']:.3f}",
+                flush=True,
+            )
+    if as_json:
+        machine = {"device": device.device_kind, "platform": device.platform, "host": platform.machine()}
+        body = results[0] if len(results) == 1 else {"results": results}
+        print(json.dumps({"bench": "on_device", **machine, **body}))

@@ -1,0 +1,162 @@
+"""Whole episodes at the evaluation policy, from an agent or from a run directory's checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from zerocopy_envs.errors import UserError
+from zerocopy_envs.wrappers import Vectorized
+from zerocopy_seed.agents import make_agent
+from zerocopy_seed.checkpoint import Checkpointer, tree_sha256
+from zerocopy_seed.config_file import load_run_config
+from zerocopy_seed.episodes import make_tracker, track_episodes
+from zerocopy_seed.keys import Stream, slot_keys, stream_key
+from zerocopy_seed.loops.setup import make_environment, use_compile_cache
+from zerocopy_seed.rollout import ActorState, unroll
+from zerocopy_seed.types import ActingParams, Agent, Mode
+
+_MAX_SLOTS = 256
+_CHUNK = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationResult:
+    """Returns and lengths of whole episodes, slot by slot in the order in which each slot played them."""
+
+    returns: np.ndarray
+    lengths: np.ndarray
+    env_steps: int = 0
+    checkpoint_step: int = 0
+    params_sha256: str = ""
+
+    def to_json_object(self) -> dict[str, Any]:
+        """What `evaluate --json` prints."""
+        return {
+            "num_episodes": len(self.returns),
+            "return_mean": float(self.returns.mean()),
+            "return_std": float(self.returns.std()),
+            "return_median": float(np.median(self.returns)),
+            "length_mean": float(self.lengths.mean()),
+            "returns": [float(value) for value in self.returns],
+            "env_steps": self.env_steps,
+            "checkpoint_step": self.checkpoint_step,
+            "params_sha256": self.params_sha256,
+        }
+
+    def __str__(self) -> str:
+        return (
+            f"{len(self.returns)} episodes: return {self.returns.mean():.2f} "
+            f"(std {self.returns.std():.2f}, median {np.median(self.returns):.2f}), "
+            f"length {self.lengths.mean():.1f}; checkpoint {self.checkpoint_step}"
+        )
+
+
+def num_evaluation_slots(num_episodes: int) -> int:
+    """The most slots, at most 256, that each play the same number of episodes."""
+    return next(slots for slots in range(min(num_episodes, _MAX_SLOTS), 0, -1) if num_episodes % slots == 0)
+
+
+def evaluate(
+    agent: Agent, environment: Vectorized, params: ActingParams, *, num_episodes: int, seed: int
+) -> EvaluationResult:
+    """Plays `num_episodes` whole episodes, the same number from every slot.
+
+    Counting the first episodes to end, whichever slot they come from, would favour short ones.
+
+    Args:
+      agent: acts by `Mode.EVALUATE`.
+      environment: vectorised.
+      params: what acting reads.
+      num_episodes: at least 1.
+      seed: the same seed plays the same episodes.
+    """
+    num_slots = num_evaluation_slots(num_episodes)
+    per_slot = num_episodes // num_slots
+    slots = jnp.arange(num_slots, dtype=jnp.int32)
+
+    @jax.jit
+    def begin():
+        env_state, timestep = environment.reset(slot_keys(seed, Stream.EVALUATION_ENVIRONMENT, slots))
+        agent_state = agent.initial_state(slot_keys(seed, Stream.EVALUATION_AGENT, slots), slots)
+        return ActorState(agent_state, env_state, timestep), make_tracker(num_slots)
+
+    @jax.jit
+    def play(params, state, tracker):
+        state, trajectory = unroll(
+            agent.act, environment.step, params, state, slots, length=_CHUNK, mode=Mode.EVALUATE
+        )
+        tracker, finished = track_episodes(tracker, trajectory.timestep)
+        return state, tracker, finished
+
+    returns: list[list[float]] = [[] for _ in range(num_slots)]
+    lengths: list[list[int]] = [[] for _ in range(num_slots)]
+    state, tracker = begin()
+    while min(map(len, returns)) < per_slot:
+        state, tracker, finished = play(params, state, tracker)
+        ended, chunk_returns, chunk_lengths = jax.device_get(finished)
+        for row, slot in np.argwhere(ended):
+            if len(returns[slot]) < per_slot:
+                returns[slot].append(float(chunk_returns[row, slot]))
+                lengths[slot].append(int(chunk_lengths[row, slot]))
+    return EvaluationResult(np.array(returns).reshape(-1), np.array(lengths).reshape(-1))
+
+
+def evaluate_run(
+    run_dir: pathlib.Path,
+    *,
+    num_episodes: int = 128,
+    seed: int = 0,
+    step: int | None = None,
+    env: str | None = None,
+) -> EvaluationResult:
+    """Evaluates the checkpoint of a run directory, reading only its `config.toml` and `acting` item.
+
+    Args:
+      run_dir: what `train` wrote.
+      num_episodes: at least 1.
+      seed: the same seed plays the same episodes.
+      step: which checkpoint; None takes the newest intact one.
+      env: another environment with the same spec.
+
+    Raises:
+      UserError: no such run or checkpoint, or an environment that does not fit.
+    """
+    if num_episodes < 1:
+        raise UserError("--episodes", expected="at least 1", found=str(num_episodes))
+    use_compile_cache()
+    config = load_run_config(run_dir)
+    environment = make_environment(config.env)
+    agent = make_agent(config.agent, config.network, environment.spec)
+    target = jax.eval_shape(lambda: agent.acting(agent.init(stream_key(config.seed, Stream.LEARNER))))
+    with Checkpointer(run_dir / "checkpoints") as checkpointer:
+        checkpoint_step, params = checkpointer.restore("acting", target, step)
+    if env is not None:
+        other = make_environment(dataclasses.replace(config.env, name=env, settings={}))
+        require_same_spec(other, environment, env, config.env.name)
+        environment = other
+    result = evaluate(agent, environment, params, num_episodes=num_episodes, seed=seed)
+    return dataclasses.replace(
+        result,
+        env_steps=checkpoint_step,
+        checkpoint_step=checkpoint_step,
+        params_sha256=tree_sha256(params),
+    )
+
+
+def require_same_spec(environment: Vectorized, trained: Vectorized, name: str, trained_name: str) -> None:
+    """Refuses an environment whose observation or action differs from what the run was trained on."""
+    for field in ("observation", "action"):
+        found, expected = getattr(environment.spec, field), getattr(trained.spec, field)
+        if found != expected:
+            raise UserError(
+                f"--env {name}: {field}",
+                expected=f"{expected} as in {trained_name}",
+                found=str(found),
+                remedy="choose an environment with the same spec",
+            )

@@ -1,0 +1,137 @@
+"""Training where the environments live: unroll and learn fused in one donated call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from zerocopy_envs.wrappers import Vectorized
+from zerocopy_seed.episodes import (
+    EpisodeSums,
+    EpisodeTracker,
+    add_episodes,
+    make_episode_sums,
+    make_tracker,
+    sum_episodes,
+    track_episodes,
+)
+from zerocopy_seed.keys import Stream, slot_keys, stream_key
+from zerocopy_seed.ops import summation
+from zerocopy_seed.ops.collectives import device_index, sum_over_devices
+from zerocopy_seed.ops.summation import CompensatedSum
+from zerocopy_seed.rollout import ActorState, unroll
+from zerocopy_seed.types import Agent, Array, LearnerState, Mode
+
+DATA_AXIS = "data"
+
+
+class TrainState(NamedTuple):
+    """All of a run: the learner and what its environments carry from one unroll to the next."""
+
+    learner: LearnerState
+    actor: ActorState
+    episodes: EpisodeTracker
+
+
+class Window(NamedTuple):
+    """Figures since the last log line: sums of the agent's metrics over `num_updates`, and episodes."""
+
+    metric_sums: dict[str, CompensatedSum]
+    num_updates: Array
+    episodes: EpisodeSums
+
+
+Update = Callable[[TrainState], tuple[TrainState, dict[str, Array], tuple[Array, Array, Array]]]
+
+
+def init_train_state(agent: Agent, environment: Vectorized, seed: Array | int, num_envs: int) -> TrainState:
+    """The state of a run that has not begun; slots are 0..num_envs - 1."""
+    slots = jnp.arange(num_envs, dtype=jnp.int32)
+    env_state, timestep = environment.reset(slot_keys(seed, Stream.ENVIRONMENT, slots))
+    return TrainState(
+        learner=agent.init(stream_key(seed, Stream.LEARNER)),
+        actor=ActorState(
+            agent=agent.initial_state(slot_keys(seed, Stream.AGENT, slots), slots),
+            env_state=env_state,
+            timestep=timestep,
+        ),
+        episodes=make_tracker(num_envs),
+    )
+
+
+def make_update(
+    agent: Agent, environment: Vectorized, unroll_length: int, *, axis_name: str | None = None
+) -> Update:
+    """One unroll of every slot and one `learn`: TrainState -> TrainState, metrics, episode counts.
+
+    Pure and unjitted: it runs under jit, vmap over seeds, and `shard_map` with slots spread over `axis_name`.
+    """
+
+    def update(state: TrainState):
+        num_local = state.episodes.length.shape[0]
+        slots = jnp.arange(num_local, dtype=jnp.int32) + device_index(axis_name) * num_local
+        actor, trajectory = unroll(
+            agent.act,
+            environment.step,
+            agent.acting(state.learner),
+            state.actor,
+            slots,
+            length=unroll_length,
+            mode=Mode.TRAIN,
+        )
+        tracker, finished = track_episodes(state.episodes, trajectory.timestep)
+        learner, metrics = agent.learn(state.learner, trajectory)
+        counted = sum_over_devices(sum_episodes(finished), axis_name)
+        return TrainState(learner, actor, tracker), metrics, counted
+
+    return update
+
+
+def init_window(update: Update, state: TrainState) -> Window:
+    """An empty window for the metrics that `update` returns (traced, not run)."""
+    _, metrics, _ = jax.eval_shape(update, state)
+    return Window({name: summation.make_sum() for name in metrics}, jnp.int32(0), make_episode_sums())
+
+
+def make_dispatch(update: Update) -> Callable[[TrainState, Window, Array], tuple[TrainState, Window]]:
+    """Several updates in one call: (state, window, num_updates int32) -> state, window.
+
+    The number of updates is an argument, so that one compiled program serves any number, and how updates are
+    grouped changes nothing.
+    """
+
+    def one_update(_, carry: tuple[TrainState, Window]) -> tuple[TrainState, Window]:
+        state, window = carry
+        state, metrics, counted = update(state)
+        sums = {name: summation.add(window.metric_sums[name], metrics[name]) for name in metrics}
+        return state, Window(sums, window.num_updates + 1, add_episodes(window.episodes, counted))
+
+    def dispatch(state: TrainState, window: Window, num_updates: Array) -> tuple[TrainState, Window]:
+        return lax.fori_loop(0, num_updates, one_update, (state, window))
+
+    return dispatch
+
+
+def train_state_specs() -> TrainState:
+    """How a TrainState lies on a mesh: the learner everywhere, slots spread over `DATA_AXIS`."""
+    return TrainState(learner=P(), actor=P(DATA_AXIS), episodes=P(DATA_AXIS))  # type: ignore[arg-type]
+
+
+def shard_train_state(state: TrainState, mesh: Mesh) -> TrainState:
+    """`state` laid out over `mesh`."""
+    specs = train_state_specs()
+    return TrainState(
+        *(jax.device_put(part, NamedSharding(mesh, spec)) for part, spec in zip(state, specs, strict=True))
+    )
+
+
+def shard_dispatch(dispatch: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
+    """`make_dispatch`'s function with every device running its own slots; gradients are summed over `mesh`."""
+    specs = train_state_specs()
+    return jax.shard_map(dispatch, mesh=mesh, in_specs=(specs, P(), P()), out_specs=(specs, P()))

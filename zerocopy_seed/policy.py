@@ -1,0 +1,67 @@
+"""A trained policy for use outside training."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from zerocopy_envs.types import EnvironmentSpec, TimeStep
+from zerocopy_seed.agents import make_agent
+from zerocopy_seed.checkpoint import Checkpointer
+from zerocopy_seed.config_file import load_run_config
+from zerocopy_seed.keys import Stream, slot_keys, stream_key
+from zerocopy_seed.loops.setup import make_environment
+from zerocopy_seed.types import AgentState, Array, Mode
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """The evaluation policy of a checkpoint.
+
+    Attributes:
+      spec: of the environment it was trained on.
+      initial_state: number of slots B (and a seed) -> AgentState [B].
+      step: TimeStep [B] and AgentState [B] -> actions [B], AgentState. FIRST resets a slot's memory.
+    """
+
+    spec: EnvironmentSpec
+    initial_state: Callable[..., AgentState]
+    step: Callable[[TimeStep, AgentState], tuple[Array, AgentState]]
+
+
+def load_policy(run_dir: str | pathlib.Path, *, step: int | None = None) -> Policy:
+    """The policy in a run directory's checkpoint.
+
+    Args:
+      run_dir: what `zerocopy-seed train` wrote.
+      step: which checkpoint; None takes the newest intact one.
+
+    Raises:
+      UserError: no such run or checkpoint.
+    """
+    run_dir = pathlib.Path(run_dir)
+    config = load_run_config(run_dir)
+    spec = make_environment(config.env).spec
+    agent = make_agent(config.agent, config.network, spec)
+    target = jax.eval_shape(lambda: agent.acting(agent.init(stream_key(config.seed, Stream.LEARNER))))
+    with Checkpointer(run_dir / "checkpoints") as checkpointer:
+        _, params = checkpointer.restore("acting", target, step)
+
+    def initial_state(num_slots: int, seed: int = 0) -> AgentState:
+        slots = jnp.arange(num_slots, dtype=jnp.int32)
+        return agent.initial_state(slot_keys(seed, Stream.EVALUATION_AGENT, slots), slots)
+
+    @jax.jit
+    def act(params: Any, timestep: TimeStep, state: AgentState) -> tuple[Array, AgentState]:
+        action, _, state = agent.act(params, state, timestep, Mode.EVALUATE)
+        return action, state
+
+    def policy_step(timestep: TimeStep, state: AgentState) -> tuple[Array, AgentState]:
+        return act(params, timestep, state)
+
+    return Policy(spec, initial_state, policy_step)

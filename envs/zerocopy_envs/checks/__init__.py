@@ -1,0 +1,1 @@
+"""The parts of `zerocopy_envs.testing.check_environment`."""

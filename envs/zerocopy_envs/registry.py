@@ -1,0 +1,234 @@
+"""Environments by name: `suite:name` and `package.module:factory`. Imports no JAX, and no suite until it is asked for.
+
+A third party's package registers with the entry point group `zerocopy_seed.environments`: the entry point's
+name is the suite's, its object a `Suite`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+from zerocopy_envs.errors import UserError
+from zerocopy_envs.settings import check_settings, nearest, signature_settings
+from zerocopy_envs.types import Environment, EnvironmentSpec, HostEnvironment
+
+ENTRY_POINT_GROUP = "zerocopy_seed.environments"
+
+Factory = str | Callable[..., Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Suite:
+    """Environments that share a factory.
+
+    Attributes:
+      names: the environments' names within the suite.
+      factory: called as `factory(name, **settings)`; or where it is, as `package.module:function`, which is
+        imported when the first environment is made.
+      install: the command that installs what the factory imports, for the error when that is missing.
+    """
+
+    names: tuple[str, ...]
+    factory: Factory
+    install: str = ""
+
+
+GYMNAX_NAMES = (
+    "CartPole-v1",
+    "Pendulum-v1",
+    "Acrobot-v1",
+    "MountainCar-v0",
+    "MountainCarContinuous-v0",
+    "Asterix-MinAtar",
+    "Breakout-MinAtar",
+    "Freeway-MinAtar",
+    "Seaquest-MinAtar",
+    "SpaceInvaders-MinAtar",
+    "Catch-bsuite",
+    "DeepSea-bsuite",
+    "MemoryChain-bsuite",
+    "UmbrellaChain-bsuite",
+    "DiscountingChain-bsuite",
+    "SimpleBandit-bsuite",
+    "FourRooms-misc",
+    "MetaMaze-misc",
+    "PointRobot-misc",
+    "BernoulliBandit-misc",
+    "GaussianBandit-misc",
+    "Reacher-misc",
+    "Swimmer-misc",
+    "Pong-misc",
+    "FrozenLake-misc",
+)
+"""All of gymnax 1.0.1 but MNISTBandit, which downloads data. Kept here so that listing imports nothing."""
+
+_LEARNER = 'pip install "zerocopy_seed[learner]"'
+
+_suites: dict[str, Suite] = {
+    "zerocopy": Suite(("Catch",), "zerocopy_envs.catch:make_environment", _LEARNER),
+    "gymnax": Suite(GYMNAX_NAMES, "zerocopy_envs.gymnax_suite:make_environment", _LEARNER),
+}
+
+
+def register(suite: str, factory: Factory, names: Iterable[str], *, install: str = "") -> None:
+    """Adds a suite for this process; see `Suite` for the arguments.
+
+    Raises:
+      UserError: the suite's name is taken or cannot be written before a colon.
+    """
+    if not suite or ":" in suite:
+        raise UserError(f"suite {suite!r}", expected="a name without a colon")
+    if suite in _suites:
+        raise UserError(f"suite {suite!r}", expected="a name that is not taken", remedy="choose another")
+    _suites[suite] = Suite(tuple(names), factory, install)
+
+
+def suite_names() -> tuple[str, ...]:
+    """Names of all suites, installed ones of third parties included; imports none of them."""
+    return tuple(dict.fromkeys((*_suites, *_entry_points())))
+
+
+def environment_names(suite: str) -> tuple[str, ...]:
+    """Full names (`suite:name`) of a suite's environments."""
+    return tuple(f"{suite}:{name}" for name in find_suite(suite).names)
+
+
+def find_suite(name: str) -> Suite:
+    """The suite of that name; a third party's is imported here.
+
+    Raises:
+      UserError: there is none, with the nearest name, or its package does not import.
+    """
+    if name in _suites:
+        return _suites[name]
+    entry_points = _entry_points()
+    if name not in entry_points:
+        raise UserError(f"suite {name!r}", expected="a registered suite", remedy=nearest(name, suite_names()))
+    try:
+        suite = entry_points[name].load()
+    except Exception as error:
+        raise UserError(
+            f"suite {name!r}",
+            expected=f"its entry point {entry_points[name].value!r} to import",
+            found=f"{type(error).__name__}: {error}",
+        ) from error
+    if not isinstance(suite, Suite):
+        raise UserError(
+            f"suite {name!r}",
+            expected=f"a zerocopy_envs.Suite at {entry_points[name].value!r}",
+            found=type(suite).__name__,
+        )
+    return suite
+
+
+def make(name: str, **settings: Any) -> Environment | HostEnvironment:
+    """Makes an environment.
+
+    Args:
+      name: `suite:name`, or `package.module:factory` of anything importable; a registered suite wins.
+      **settings: passed to the factory.
+
+    Raises:
+      UserError: an unknown name or setting, with the nearest right one; a missing package, with the command
+        that installs it; or a factory that returns something else than an environment.
+    """
+    prefix, colon, rest = name.partition(":")
+    if not colon or not rest or not prefix or prefix.startswith("."):
+        raise UserError(
+            f"environment {name!r}",
+            expected="suite:name or package.module:factory",
+            remedy=_nearest_environment(name),
+        )
+    if prefix in suite_names():
+        suite = find_suite(prefix)
+        if rest not in suite.names:
+            raise UserError(
+                f"environment {name!r}",
+                expected=f"an environment of suite {prefix!r}",
+                remedy=nearest(rest, suite.names),
+            )
+        factory = functools.partial(_load_suite_factory(name, suite), rest)
+    else:
+        factory = _load_user_factory(name)
+    known = signature_settings(factory)
+    if known is not None:
+        check_settings(name, settings, known)
+    environment = factory(**settings)
+    environment_kind(environment, name)
+    return environment
+
+
+def environment_kind(environment: Any, name: str = "") -> Literal["jax", "host"]:
+    """Whether this is an `Environment` (\"jax\") or a `HostEnvironment` (\"host\").
+
+    Raises:
+      UserError: it is neither.
+    """
+    subject = f"environment {name!r}" if name else f"environment {type(environment).__name__}"
+    if isinstance(getattr(environment, "spec", None), EnvironmentSpec):
+        if all(hasattr(environment, method) for method in ("num_envs", "reset", "send", "recv", "close")):
+            return "host"
+        if all(hasattr(environment, method) for method in ("reset", "step")):
+            return "jax"
+    raise UserError(
+        subject,
+        expected="spec (an EnvironmentSpec) with reset and step, or with num_envs, reset, send, recv and close",
+        found=f"{type(environment).__name__}",
+    )
+
+
+def _entry_points() -> dict[str, importlib.metadata.EntryPoint]:
+    found = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
+    return {entry_point.name: entry_point for entry_point in found if entry_point.name not in _suites}
+
+
+def _nearest_environment(name: str) -> str:
+    return nearest(name, [f"{suite}:{known}" for suite in _suites for known in _suites[suite].names])
+
+
+def _load_suite_factory(name: str, suite: Suite) -> Callable[..., Any]:
+    if callable(suite.factory):
+        return suite.factory
+    module, _, attribute = suite.factory.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except ImportError as error:
+        raise UserError(
+            f"environment {name!r}",
+            expected="its package to be installed",
+            found=str(error),
+            remedy=suite.install or "install it",
+        ) from error
+
+
+def _load_user_factory(name: str) -> Callable[..., Any]:
+    path, _, attribute = name.partition(":")
+    try:
+        module = importlib.import_module(path)
+    except ImportError as error:
+        missing = getattr(error, "name", None) or ""
+        if path == missing or path.startswith(f"{missing}."):
+            near = nearest(path, suite_names()) if "." not in path else ""
+            raise UserError(
+                f"environment {name!r}",
+                expected="a registered suite or an importable module before the colon",
+                found=f"no module {missing!r}",
+                remedy=near or "is its folder on PYTHONPATH?",
+            ) from error
+        raise UserError(f"environment {name!r}", expected=f"{path} to import", found=str(error)) from error
+    factory = getattr(module, attribute, None)
+    if not callable(factory):
+        functions = [public for public in vars(module) if not public.startswith("_")]
+        raise UserError(
+            f"environment {name!r}",
+            expected=f"a factory in {path}",
+            found=f"no callable {attribute!r}",
+            remedy=nearest(attribute, functions) if factory is None else "",
+        )
+    return factory

@@ -1,0 +1,91 @@
+"""The wrapper that turns one episode of one JAX environment into a stream from many."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from zerocopy_envs.types import Array, Environment, EnvironmentSpec, EnvState, Key, StepType, TimeStep
+
+
+class VectorState(NamedTuple):
+    """State of B slots.
+
+    Attributes:
+      environment: the environment's own state, leaves [B, ...].
+      key: [B] typed keys, each slot's own; never changes.
+      episode: [B] int32, episodes begun in this slot before the current one.
+      ended: [B] bool, the last timestep was LAST.
+    """
+
+    environment: EnvState
+    key: Key
+    episode: Array
+    ended: Array
+
+
+class Vectorized:
+    """Steps B copies of an environment and resets each on the step after its LAST, which ignores its action.
+
+    Episode n of a slot starts from `episode_key(key, n)` of the slot's own key, so every episode is fresh
+    and no slot depends on another. Resets are computed only in steps where some slot needs one. Pure:
+    `reset` and `step` pass through jit, vmap, scan and shard_map, and a state keeps its types.
+
+    Args:
+      environment: a JAX `Environment`.
+    """
+
+    def __init__(self, environment: Environment):
+        self.environment = environment
+
+    @property
+    def spec(self) -> EnvironmentSpec:
+        """The environment's own: one slot's, without the batch dimension."""
+        return self.environment.spec
+
+    def reset(self, keys: Key) -> tuple[VectorState, TimeStep]:
+        """Starts every slot's first episode.
+
+        Args:
+          keys: [B] typed threefry keys, one per slot.
+
+        Returns:
+          The state, and FIRST timesteps [B].
+        """
+        episode = jnp.zeros(keys.shape, jnp.int32)
+        state, timestep = self._reset(keys, episode)
+        return VectorState(state, keys, episode, jnp.zeros(keys.shape, bool)), timestep
+
+    def step(self, state: VectorState, actions: Array) -> tuple[VectorState, TimeStep]:
+        """Steps every slot; a slot whose last timestep was LAST starts its next episode instead.
+
+        Args:
+          state: as the last call returned it.
+          actions: [B, ...], one per slot.
+
+        Returns:
+          The new state, and timesteps [B].
+        """
+        episode = state.episode + state.ended
+        stepped = jax.vmap(self.environment.step)(state.environment, actions)
+
+        def with_resets(stepped: Any) -> Any:
+            fresh = self._reset(state.key, episode)
+            return jax.tree.map(lambda new, old: _where(state.ended, new, old), fresh, stepped)
+
+        inner, timestep = jax.lax.cond(jnp.any(state.ended), with_resets, lambda stepped: stepped, stepped)
+        return VectorState(inner, state.key, episode, timestep.step_type == StepType.LAST), timestep
+
+    def _reset(self, keys: Key, episode: Array) -> tuple[EnvState, TimeStep]:
+        return jax.vmap(self.environment.reset)(jax.vmap(episode_key)(keys, episode))
+
+
+def episode_key(key: Key, episode: Array | int) -> Key:
+    """The key that a slot's episode number `episode` (from 0) starts from."""
+    return jax.random.fold_in(key, episode)
+
+
+def _where(mask: Array, new: Array, old: Array) -> Array:
+    return jnp.where(mask.reshape(mask.shape + (1,) * (new.ndim - mask.ndim)), new, old)

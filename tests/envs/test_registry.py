@@ -1,0 +1,131 @@
+import subprocess
+import sys
+
+import pytest
+import zerocopy_envs
+from zerocopy_envs import UserError, registry
+from zerocopy_envs.registry import Suite
+
+
+def test_importing_and_listing_import_no_jax_and_no_suite():
+    program = (
+        "import sys, zerocopy_envs as z\n"
+        "[z.environment_names(suite) for suite in z.suite_names()]\n"
+        "print([m for m in ('jax', 'gymnax', 'matplotlib') if m in sys.modules])"
+    )
+    path = [path for path in sys.path if path]
+    out = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:0] = {path}\n{program}"], capture_output=True, text=True
+    )
+    assert out.stdout.strip() == "[]", out.stderr
+
+
+def test_gymnax_is_listed_whole_but_for_the_one_that_downloads():
+    from zerocopy_envs.gymnax_suite import registration
+
+    names = {name.removeprefix("gymnax:") for name in zerocopy_envs.environment_names("gymnax")}
+    assert names == set(registration.registered_envs) - {"MNISTBandit-bsuite"}
+    assert len(names) == 25
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "words"),
+    [
+        ("gymnaz:CartPole-v1", {}, ["'gymnaz:CartPole-v1'", "'gymnax'"]),
+        ("gymnax:CartPole-v2", {}, ["'CartPole-v1'"]),
+        ("gymnax:cartpole-v1", {}, ["'CartPole-v1'"]),
+        ("CartPole-v1", {}, ["suite:name", "'gymnax:CartPole-v1'"]),
+        ("gymnax:", {}, ["suite:name"]),
+        (":Catch", {}, ["suite:name"]),
+        ("..x:y", {}, ["suite:name"]),
+        ("zerocopy:Catch", {"row": 4}, ["'row'", "'rows'"]),
+        ("zerocopy:Catch", {"rows": 4.5}, ["'rows'", "int", "4.5"]),
+        ("zerocopy:Catch", {"rows": True}, ["'rows'", "int", "True"]),
+        ("zerocopy:Catch", {"rows": 1}, ["'rows'", ">= 2"]),
+        ("gymnax:CartPole-v1", {"max_steps": 4}, ["'max_steps'", "'max_steps_in_episode'"]),
+        ("gymnax:CartPole-v1", {"gravity": "9"}, ["'gravity'", "float"]),
+        ("gymnax:CartPole-v1", {"max_steps_in_episode": 0}, ["'max_steps_in_episode'", ">= 1", "0"]),
+        ("gymnax:MemoryChain-bsuite", {"memory_length": 1000}, ["'memory_length'", "max_steps_in_episode"]),
+        ("gymnax:FrozenLake-misc", {"map_name": "5x5"}, ["5x5", "'4x4' or '8x8'"]),
+        ("zerocopy_envs.nothing:make", {}, ["zerocopy_envs.nothing", "PYTHONPATH"]),
+        ("zerocopy_envs.probes:truncate", {}, ["'truncate'", "'truncated'"]),
+        ("zerocopy_envs.probes:truncated", {"lenght": 3}, ["'lenght'", "'length'"]),
+        ("collections:OrderedDict", {}, ["OrderedDict", "EnvironmentSpec"]),
+    ],
+)
+def test_mistakes_get_one_line_with_the_nearest_right_name(name, settings, words):
+    with pytest.raises(UserError) as caught:
+        zerocopy_envs.make(name, **settings)
+    message = str(caught.value)
+    assert all(word in message for word in words), message
+    assert "\n" not in message
+
+
+def test_a_factory_needs_no_registration():
+    environment = zerocopy_envs.make("zerocopy_envs.probes:truncated", length=3)
+    assert environment.spec.max_episode_steps == 3
+    assert zerocopy_envs.environment_kind(environment) == "jax"
+
+
+@pytest.fixture
+def suites(monkeypatch):
+    monkeypatch.setattr(registry, "_suites", dict(registry._suites))
+
+
+def test_a_registered_suite_wins_over_a_module_of_its_name(suites):
+    from zerocopy_envs.catch import Catch
+
+    zerocopy_envs.register("json", lambda name, columns=5: Catch(columns=columns), ["loads"])
+    assert isinstance(zerocopy_envs.make("json:loads", columns=3), Catch)
+    with pytest.raises(UserError, match="'columns'"):
+        zerocopy_envs.make("json:loads", column=3)
+    with pytest.raises(UserError, match="not taken"):
+        zerocopy_envs.register("json", "a.b:c", [])
+
+
+def test_a_missing_package_names_the_command(suites):
+    zerocopy_envs.register("away", "no_such_package_here:make", ["A"], install='pip install "x[y]"')
+    with pytest.raises(UserError, match=r'no_such_package_here.*pip install "x\[y\]"'):
+        zerocopy_envs.make("away:A")
+    rows = [row for row in zerocopy_envs.describe_environments() if row.name.startswith("away")]
+    assert [(row.name, row.problem) for row in rows] == [("away:*", 'pip install "x[y]"')]
+
+
+class FakeEntryPoint:
+    def __init__(self, name, value, loads):
+        self.name, self.value, self._loads = name, value, loads
+
+    def load(self):
+        if isinstance(self._loads, Exception):
+            raise self._loads
+        return self._loads
+
+
+def test_third_parties_register_by_entry_point(monkeypatch):
+    from zerocopy_envs.catch import Catch
+
+    points = [
+        FakeEntryPoint("theirs", "theirs.envs:suite", Suite(("Small",), lambda name: Catch(rows=3))),
+        FakeEntryPoint("broken", "broken.envs:suite", ImportError("no module named broken")),
+        FakeEntryPoint("wrong", "wrong.envs:suite", 3),
+    ]
+    monkeypatch.setattr(registry.importlib.metadata, "entry_points", lambda group: points)
+    assert {"theirs", "broken", "wrong"} < set(zerocopy_envs.suite_names())
+    assert zerocopy_envs.environment_names("theirs") == ("theirs:Small",)
+    assert zerocopy_envs.make("theirs:Small").spec.max_episode_steps == 2
+    with pytest.raises(UserError, match="broken.envs:suite"):
+        zerocopy_envs.make("broken:A")
+    with pytest.raises(UserError, match="expected a zerocopy_envs.Suite"):
+        zerocopy_envs.make("wrong:A")
+
+
+def test_environments_are_described():
+    rows = {row.name: row for row in zerocopy_envs.describe_environments()}
+    assert len(rows) == 26 and not any(row.problem for row in rows.values())
+    cartpole, pendulum = rows["gymnax:CartPole-v1"], rows["gymnax:Pendulum-v1"]
+    assert (cartpole.observation, cartpole.action, cartpole.max_episode_steps) == (
+        "float32[4]",
+        "discrete(2)",
+        500,
+    )
+    assert (pendulum.observation, pendulum.action) == ("float32[3]", "bounded[1]")

@@ -1,0 +1,386 @@
+import re
+import sys
+import types
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, PartitionSpec
+
+import zerocopy_seed.networks
+from zerocopy_envs.errors import UserError
+from zerocopy_envs.types import (
+    ArraySpec,
+    BoundedAction,
+    DiscreteAction,
+    EnvironmentSpec,
+    MultiDiscreteAction,
+)
+from zerocopy_seed.config import NetworkConfig
+from zerocopy_seed.networks import NetworkInput, NetworkOutput, make_network
+from zerocopy_seed.networks.conv import Conv
+from zerocopy_seed.networks.core import GRU, LSTM
+
+VECTOR = EnvironmentSpec(ArraySpec((4,), np.float32), DiscreteAction(3))
+PICTURE = EnvironmentSpec(ArraySpec((10, 10, 4), np.bool_), DiscreteAction(6))
+T, B = 6, 3
+
+
+def make_key(seed=0):
+    return jax.random.key(seed, impl="threefry2x32")
+
+
+def make_inputs(observation, num_heads=None, first=None, last_action=None, reward=None):
+    steps = jax.tree.leaves(observation)[0].shape[:2]
+    heads = () if num_heads is None else (num_heads,)
+    return NetworkInput(
+        observation,
+        jnp.full((*steps, *heads), -1, jnp.int32) if last_action is None else last_action,
+        jnp.zeros(steps) if reward is None else reward,
+        jnp.zeros(steps, bool) if first is None else first,
+    )
+
+
+def normal(*shape, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def init(network, inputs, seed=0):
+    core = network.initial_core(inputs.first.shape[1])
+    return jax.jit(network.init)(make_key(seed), inputs, core), core
+
+
+def test_the_default_network():
+    network = make_network(NetworkConfig(), VECTOR)
+    inputs = make_inputs(normal(T, B, 4))
+    variables, core = init(network, inputs)
+    output, next_core = jax.jit(network.apply)(variables, inputs, core)
+    assert core == next_core == ()
+    assert output.policy.shape == (T, B, 3) and output.value.shape == (T, B)
+    assert output.policy.dtype == output.value.dtype == jnp.float32
+    params = variables["params"]
+    x = np.asarray(inputs.observation)
+    for index in range(2):
+        layer = params["torso"][f"dense_{index}"]
+        x = np.tanh(x @ np.asarray(layer["kernel"]) + np.asarray(layer["bias"]))
+    np.testing.assert_allclose(output.policy, x @ params["heads"]["policy"]["kernel"], rtol=1e-4, atol=1e-6)
+    values = (x @ params["heads"]["value"]["kernel"])[..., 0]
+    np.testing.assert_allclose(output.value, values, rtol=1e-4, atol=1e-6)
+
+
+def test_initial_weights():
+    inputs = make_inputs(normal(T, B, 4))
+    params = init(make_network(NetworkConfig(), VECTOR), inputs)[0]["params"]
+    singular = {
+        "hidden": (params["torso"]["dense_1"]["kernel"], 2**0.5),
+        "policy": (params["heads"]["policy"]["kernel"], 0.01),
+        "value": (params["heads"]["value"]["kernel"], 1.0),
+    }
+    for kernel, scale in singular.values():
+        np.testing.assert_allclose(np.linalg.svd(kernel, compute_uv=False), scale, rtol=1e-4)
+    lecun = init(make_network(NetworkConfig(init="lecun"), VECTOR), inputs)[0]["params"]
+    np.testing.assert_allclose(np.std(lecun["torso"]["dense_1"]["kernel"]), 1 / 8, rtol=0.1)
+
+
+def test_observations_of_every_kind_reach_the_torso():
+    spec = EnvironmentSpec(
+        {
+            "b_pixels": ArraySpec((2, 2), np.uint8),
+            "a_clock": ArraySpec((), np.int32),
+            "c_flags": (ArraySpec((3,), np.bool_), ArraySpec((1,), np.float32)),
+            "action_mask": ArraySpec((3,), np.bool_),
+        },
+        DiscreteAction(3),
+    )
+    observation = {
+        "b_pixels": jnp.full((T, B, 2, 2), 255, jnp.uint8),
+        "a_clock": jnp.full((T, B), 7, jnp.int32),
+        "c_flags": (jnp.ones((T, B, 3), bool), jnp.full((T, B, 1), 0.5)),
+        "action_mask": jnp.ones((T, B, 3), bool),
+    }
+    network = make_network(NetworkConfig(hidden_sizes=()), spec)
+    inputs = make_inputs(observation)
+    variables, core = init(network, inputs)
+    output, _ = network.apply(variables, inputs, core)
+    features = np.array([7, 1, 1, 1, 1, 1, 1, 1, 0.5], np.float32)
+    expected = features @ np.asarray(variables["params"]["heads"]["value"]["kernel"])[:, 0]
+    np.testing.assert_allclose(output.value, np.full((T, B), expected), rtol=1e-5)
+
+
+def test_illegal_actions_are_masked():
+    spec = EnvironmentSpec(
+        {"x": ArraySpec((2,), np.float32), "action_mask": ArraySpec((5,), np.bool_)},
+        MultiDiscreteAction((2, 3)),
+    )
+    network = make_network(NetworkConfig(hidden_sizes=(8,)), spec)
+    mask = jnp.asarray(np.random.default_rng(0).random((T, B, 5)) < 0.5)
+    inputs = make_inputs({"x": normal(T, B, 2), "action_mask": mask}, num_heads=2)
+    variables, core = init(network, inputs)
+    output, _ = network.apply(variables, inputs, core)
+    np.testing.assert_array_equal(output.policy > -1e8, mask)
+
+
+def test_last_action_and_reward_join_the_features():
+    spec = EnvironmentSpec(ArraySpec((1,), np.float32), MultiDiscreteAction((2, 3)))
+    network = make_network(NetworkConfig(hidden_sizes=(), use_last_action=True, use_last_reward=True), spec)
+    last_action = jnp.array([[[1, 2], [-1, -1]]], jnp.int32)
+    inputs = make_inputs(jnp.full((1, 2, 1), 3.0), last_action=last_action, reward=jnp.array([[-2.0, 0.0]]))
+    variables, core = init(network, inputs)
+    output, _ = network.apply(variables, inputs, core)
+    features = np.array([[3, 0, 1, 0, 0, 1, -2], [3, 0, 0, 0, 0, 0, 0]], np.float32)
+    kernel = np.asarray(variables["params"]["heads"]["value"]["kernel"])[:, 0]
+    np.testing.assert_allclose(output.value[0], features @ kernel, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "kernel_size, strides, padding",
+    [
+        ((3, 3), (1, 1), "VALID"),
+        ((3, 3), (1, 1), "SAME"),
+        ((8, 8), (4, 4), "VALID"),
+        ((4, 3), (2, 1), "SAME"),
+        ((3, 2), (2, 3), "VALID"),
+    ],
+)
+def test_both_ways_of_convolving_agree(kernel_size, strides, padding):
+    x = normal(2, 11, 14, 3)
+    patches, lax = (Conv(5, kernel_size, strides, padding, method) for method in ("patches", "lax"))
+    variables = patches.init(make_key(), x)
+    assert jax.tree.map(jnp.shape, variables) == jax.tree.map(jnp.shape, lax.init(make_key(), x))
+    variables = jax.tree.map(lambda leaf: normal(*leaf.shape, seed=1), variables)
+    shape = lax.apply(variables, x).shape
+    weights = normal(*shape, seed=2)
+
+    def results(conv):
+        def loss(variables, x):
+            y = conv.apply(variables, x)
+            return jnp.sum(y * weights), y
+
+        return jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))(variables, x)
+
+    for a, b in zip(jax.tree.leaves(results(patches)), jax.tree.leaves(results(lax)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_the_minatar_network_agrees_both_ways():
+    network = make_network(
+        NetworkConfig(torso="minatar_conv", hidden_sizes=(32,), activation="relu"), PICTURE
+    )
+    picture = jnp.asarray(np.random.default_rng(0).random((2, B, 10, 10, 4)) < 0.3)
+    inputs = make_inputs(picture)
+    variables, core = init(network, inputs)
+    params = variables["params"]["torso"]
+    assert params["conv_0"]["kernel"].shape == (3, 3, 4, 16)
+    assert params["dense_0"]["kernel"].shape == (8 * 8 * 16, 32)
+    results = []
+    for method in ("patches", "lax"):
+        chosen = network.clone(torso=network.torso.clone(conv_method=method))
+        loss = jax.jit(
+            jax.value_and_grad(lambda v, n=chosen: jnp.sum(n.apply(v, inputs, core)[0].value ** 2))
+        )
+        results.append(loss(variables))
+    for a, b in zip(*map(jax.tree.leaves, results), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_pictures_and_vectors_together():
+    spec = EnvironmentSpec(
+        {"screen": ArraySpec((6, 5), np.uint8), "speed": ArraySpec((2,), np.float32)}, DiscreteAction(2)
+    )
+    network = make_network(NetworkConfig(torso="minatar_conv", hidden_sizes=(8,), frame_stack=3), spec)
+    observation = {"screen": jnp.ones((T, B, 6, 5, 3), jnp.uint8), "speed": normal(T, B, 6)}
+    variables, _ = init(network, make_inputs(observation))
+    assert variables["params"]["torso"]["conv_0"]["kernel"].shape == (3, 3, 3, 16)
+    assert variables["params"]["torso"]["dense_0"]["kernel"].shape == (4 * 3 * 16 + 6, 8)
+
+
+def flax_variables(core, params):
+    """Our kernels as flax names them: one block of columns a gate."""
+    gates = {"lstm": "ifgo", "gru": "rzn"}[core]
+    flat = {}
+    for index, gate in enumerate(gates):
+        columns = slice(index * 7, (index + 1) * 7)
+        ours = {"kernel": params["input"]["kernel"][:, columns]}
+        theirs = {"kernel": params["recurrent"][:, columns]}
+        (theirs if core == "lstm" else ours)["bias"] = params["input"]["bias"][columns]
+        if (core, gate) == ("gru", "n"):
+            theirs["bias"] = jnp.zeros(7)
+        flat["i" + gate], flat["h" + gate] = ours, theirs
+    return {"params": flat}
+
+
+@pytest.mark.parametrize("core", ["lstm", "gru"])
+def test_cores_agree_with_flax(core):
+    ours = {"lstm": LSTM, "gru": GRU}[core](7, nn.initializers.lecun_normal())
+    theirs = nn.RNN({"lstm": nn.LSTMCell, "gru": nn.GRUCell}[core](7), time_major=True, return_carry=True)
+    x, first = normal(T, B, 5), jnp.zeros((T, B), bool)
+    carry = jax.tree.map(lambda c: normal(*c.shape, seed=3), ours.initial_carry(B))
+    variables = ours.init(make_key(), x, first, carry)
+    variables = jax.tree.map(lambda leaf: normal(*leaf.shape, seed=4) * 0.5, variables)
+    outputs, last = ours.apply(variables, x, first, carry)
+    cell = flax_variables(core, variables["params"])
+    expected_last, expected = theirs.apply({"params": {"cell": cell["params"]}}, x, initial_carry=carry)
+    np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-5)
+    for a, b in zip(jax.tree.leaves(last), jax.tree.leaves(expected_last), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("core", ["lstm", "gru"])
+def test_the_core_is_reset_in_the_middle_of_a_sequence(core):
+    network = make_network(NetworkConfig(hidden_sizes=(8,), core=core, core_size=8), VECTOR)
+    first = jnp.zeros((T, B), bool).at[3, 0].set(True)
+    inputs = make_inputs(normal(T, B, 4), first=first)
+    variables, core_state = init(network, inputs)
+    core_state = jax.tree.map(lambda c: normal(*c.shape, seed=5), core_state)
+    apply = jax.jit(network.apply)
+    whole, last = apply(variables, inputs, core_state)
+    tail = jax.tree.map(lambda x: x[3:], inputs)._replace(first=jnp.zeros((3, B), bool))
+    fresh, fresh_last = apply(variables, tail, network.initial_core(B))
+    np.testing.assert_allclose(whole.value[3:, 0], fresh.value[:, 0], rtol=1e-5, atol=1e-6)
+    assert np.abs(whole.value[3:, 1] - fresh.value[:, 1]).min() > 1e-4
+    for a, b in zip(jax.tree.leaves(last), jax.tree.leaves(fresh_last), strict=True):
+        np.testing.assert_allclose(a[0], b[0], rtol=1e-5, atol=1e-6)
+
+    def value_after_the_reset(core_state):
+        return apply(variables, inputs, core_state)[0].value[3:, 0].sum()
+
+    for gradient in jax.tree.leaves(jax.grad(value_after_the_reset)(core_state)):
+        np.testing.assert_array_equal(gradient, 0)
+
+
+def test_one_step_needs_no_scan():
+    network = make_network(NetworkConfig(hidden_sizes=(8,), core="lstm", core_size=8), VECTOR)
+    inputs = make_inputs(normal(1, B, 4))
+    variables, core = init(network, inputs)
+    assert "scan" not in str(jax.make_jaxpr(network.apply)(variables, inputs, core))
+    two = make_inputs(normal(2, B, 4))
+    assert "scan" in str(jax.make_jaxpr(network.apply)(variables, two, core))
+
+
+@pytest.mark.parametrize("core", ["none", "lstm", "gru"])
+def test_networks_run_under_vmap_over_seeds_and_in_shard_map(core):
+    config = NetworkConfig(hidden_sizes=(8,), core=core, core_size=8, use_last_action=True)
+    network = make_network(config, VECTOR)
+    inputs = make_inputs(normal(T, B, 4), first=jnp.zeros((T, B), bool).at[2, 1].set(True))
+    variables, core_state = init(network, inputs)
+
+    def loss(variables, inputs):
+        output, _ = network.apply(variables, inputs, network.initial_core(inputs.first.shape[1]))
+        return jnp.sum(output.value**2) + jnp.sum(output.policy[..., 0])
+
+    expected = jax.jit(jax.grad(loss))(variables, inputs)
+    mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
+    along_batch = jax.tree.map(lambda _: PartitionSpec(None, "data"), inputs)
+    sharded = jax.jit(
+        jax.shard_map(
+            jax.grad(loss), mesh=mesh, in_specs=(PartitionSpec(), along_batch), out_specs=PartitionSpec()
+        )
+    )(variables, inputs)
+    seeds = jnp.stack([make_key(0), make_key(1)])
+    both = jax.vmap(network.init, (0, None, None))(seeds, inputs, core_state)
+    stacked = jax.jit(jax.vmap(jax.grad(loss), (0, None)))(both, inputs)
+    for a, b, c in zip(*map(jax.tree.leaves, (expected, sharded, stacked)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(a, c[0], rtol=1e-4, atol=1e-5)
+
+
+def test_heads_of_another_agent_fit_in():
+    class Heads(nn.Module):
+        num_policy_params: int
+        init: str
+
+        @nn.compact
+        def __call__(self, features, mask):
+            return nn.Dense(self.num_policy_params)(features)
+
+    network = make_network(NetworkConfig(), VECTOR, heads=Heads)
+    inputs = make_inputs(normal(T, B, 4))
+    variables, core = init(network, inputs)
+    assert network.apply(variables, inputs, core)[0].shape == (T, B, 3)
+
+
+def test_specs_that_do_not_fit_are_refused():
+    conv = NetworkConfig(torso="minatar_conv")
+    with pytest.raises(UserError, match=r"minatar_conv.*observation \(4,\).*mlp"):
+        make_network(conv, VECTOR)
+    small = EnvironmentSpec({"eye": ArraySpec((2, 9, 1), np.float32)}, DiscreteAction(2))
+    with pytest.raises(UserError, match=r"3 x 3.*observation\['eye'\] \(2, 9, 1\)"):
+        make_network(conv, small)
+    with pytest.raises(UserError, match="BoundedAction"):
+        make_network(NetworkConfig(), EnvironmentSpec(VECTOR.observation, BoundedAction((2,))))
+    mask = {"x": VECTOR.observation, "action_mask": ArraySpec((2,), np.bool_)}
+    with pytest.raises(UserError, match=r"action_mask.*\(3,\).*\(2,\)"):
+        make_network(NetworkConfig(), EnvironmentSpec(mask, DiscreteAction(3)))
+
+
+@pytest.fixture
+def my_module(monkeypatch):
+    """A module `my_nets` with the class that the package's docstring shows."""
+    example = re.search(r"( +)class Mine.*?return \(\)\n", zerocopy_seed.networks.__doc__, re.DOTALL)
+    module = types.ModuleType("my_nets")
+    vars(module).update(nn=nn, NetworkOutput=NetworkOutput, EnvironmentSpec=EnvironmentSpec, jnp=jnp)
+    exec(re.sub(r"(?m)^    ", "", example.group(0)), vars(module))
+    monkeypatch.setitem(sys.modules, "my_nets", module)
+    return module
+
+
+def test_the_users_own_network(my_module):
+    network = make_network(NetworkConfig(name="my_nets:Mine", settings={"width": 5}), VECTOR)
+    inputs = make_inputs(normal(T, B, 4))
+    variables, core = init(network, inputs)
+    output, core = network.apply(variables, inputs, core)
+    assert core == () and output.policy.shape == (T, B, 3) and output.value.shape == (T, B)
+    assert variables["params"]["Dense_0"]["kernel"].shape == (4, 5)
+
+
+@pytest.mark.parametrize(
+    "name, settings, message",
+    [
+        ("defualt", {}, r"network.name 'defualt': expected \"default\".*did you mean 'default'"),
+        ("my_netz:Mine", {}, "module 'my_netz'.*No module named 'my_netz'"),
+        ("my_nets:Mime", {}, "no 'Mime' there; did you mean 'Mine'"),
+        ("my_nets:number", {}, "subclass of flax.linen.Module"),
+        ("my_nets:Mine", {"widht": 5}, "network.settings.widht.*did you mean 'width'"),
+        ("my_nets:Needs", {}, "network.settings.depth.*no default"),
+        ("my_nets:NoSpec", {}, "field 'spec'"),
+        ("my_nets:NoCore", {}, r"initial_core\(batch_size\)"),
+        ("my_nets:WideValue", {}, r"its value .*expected float32 \(2, 3\), found float32 \(2, 3, 1\)"),
+        ("my_nets:LostCore", {}, r"the core that it returns.*float32\[3, 2\]"),
+        ("my_nets:Tuple", {}, "NetworkOutput.*found tuple"),
+    ],
+)
+def test_faults_of_the_users_own_network(my_module, name, settings, message):
+    class NoSpec(nn.Module):
+        num_policy_params: int
+
+    class NoCore(nn.Module):
+        spec: EnvironmentSpec
+        num_policy_params: int
+
+    class Needs(nn.Module):
+        spec: EnvironmentSpec
+        num_policy_params: int
+        depth: int
+
+    class WideValue(my_module.Mine):
+        def __call__(self, inputs, core):
+            output, core = super().__call__(inputs, core)
+            return output._replace(value=output.value[..., None]), core
+
+    class LostCore(my_module.Mine):
+        def initial_core(self, batch_size):
+            return jnp.zeros((batch_size, 2))
+
+        def __call__(self, inputs, core):
+            return super().__call__(inputs, core)[0], ()
+
+    class Tuple(my_module.Mine):
+        def __call__(self, inputs, core):
+            return tuple(super().__call__(inputs, core)[0]), core
+
+    vars(my_module).update(locals(), number=3)
+    with pytest.raises(UserError, match=message) as error:
+        make_network(NetworkConfig(name=name, settings=settings), VECTOR)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,177 @@
+"""Networks of the user's own: found by name, checked before anything compiles."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+from collections.abc import Iterable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from zerocopy_envs.errors import UserError
+from zerocopy_envs.types import DiscreteAction, EnvironmentSpec
+from zerocopy_seed.config import NetworkConfig
+from zerocopy_seed.networks.types import NetworkInput, NetworkOutput, split_action_mask, stacked_shape
+
+_GIVEN = ("spec", "num_policy_params")
+_CONTRACT = "see the contract in zerocopy_seed.networks"
+
+
+def make_custom_network(config: NetworkConfig, spec: EnvironmentSpec, num_policy_params: int) -> nn.Module:
+    """Constructs `config.name`, "package.module:Class", and checks its outputs' shapes.
+
+    Raises:
+      UserError: naming what is missing or does not fit, and the nearest right name.
+    """
+    network_class = _load_class(config.name)
+    _check_settings(config, network_class)
+    network = network_class(spec=spec, num_policy_params=num_policy_params, **config.settings)
+    _check_outputs(config, network, spec, num_policy_params)
+    return network
+
+
+def _load_class(name: str) -> type[nn.Module]:
+    subject = f"network.name {name!r}"
+    module_name, colon, attribute = name.partition(":")
+    if not (module_name and colon and attribute):
+        raise UserError(
+            subject,
+            expected='"default" or "package.module:Class"',
+            found=repr(name),
+            remedy=_nearest(name, ["default"]),
+        )
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise UserError(
+            subject,
+            expected=f"a module {module_name!r} that can be imported",
+            found=str(error),
+            remedy="install it, or put its folder on PYTHONPATH",
+        ) from error
+    found = getattr(module, attribute, None)
+    if found is None:
+        raise UserError(
+            subject,
+            expected=f"a class of {module_name!r}",
+            found=f"no {attribute!r} there",
+            remedy=_nearest(attribute, [n for n, x in vars(module).items() if isinstance(x, type)]),
+        )
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        raise UserError(
+            subject,
+            expected="a subclass of flax.linen.Module",
+            found=repr(found),
+            remedy=_CONTRACT,
+        )
+    return found
+
+
+def _check_settings(config: NetworkConfig, network_class: type[nn.Module]) -> None:
+    fields = {
+        field.name: field
+        for field in dataclasses.fields(network_class)
+        if field.init and field.name not in ("parent", "name")
+    }
+    for name in _GIVEN:
+        if name not in fields:
+            raise UserError(
+                f"network.name {config.name!r}",
+                expected=f"a class with a field {name!r}",
+                found=_listed(fields),
+                remedy=_CONTRACT,
+            )
+    settings = [name for name in fields if name not in _GIVEN]
+    for name in config.settings:
+        if name not in settings:
+            raise UserError(
+                f"network.settings.{name}",
+                expected=f"a setting of {config.name!r}",
+                found=_listed(settings),
+                remedy=_nearest(name, settings),
+            )
+    for name in settings:
+        optional = (fields[name].default, fields[name].default_factory) != (dataclasses.MISSING,) * 2
+        if not optional and name not in config.settings:
+            raise UserError(
+                f"network.settings.{name}",
+                expected=f"a value, as {config.name!r} has no default",
+                found=_listed(config.settings),
+                remedy="set it",
+            )
+
+
+def _check_outputs(
+    config: NetworkConfig, network: Any, spec: EnvironmentSpec, num_policy_params: int
+) -> None:
+    steps, batch = 2, 3
+    subject = f"network.name {config.name!r}"
+    if not callable(getattr(network, "initial_core", None)):
+        raise UserError(
+            subject,
+            expected="a method initial_core(batch_size)",
+            remedy="return () from it if the network has no core",
+        )
+
+    def outputs():
+        core = network.initial_core(batch)
+        inputs = _zero_inputs(spec, config.frame_stack, steps, batch)
+        key = jax.random.key(0, impl="threefry2x32")
+        output, next_core = network.apply(network.init(key, inputs, core), inputs, core)
+        return core, next_core, output
+
+    core, next_core, output = jax.eval_shape(outputs)
+    if not isinstance(output, NetworkOutput):
+        raise UserError(
+            subject, expected="NetworkOutput, core from a call", found=type(output).__name__, remedy=_CONTRACT
+        )
+    wanted = NetworkOutput((steps, batch, num_policy_params), (steps, batch))
+    for name, shape in wanted._asdict().items():
+        array = getattr(output, name)
+        if (array.shape, array.dtype) != (shape, jnp.float32):
+            raise UserError(
+                f"{subject}, its {name} for {steps} steps of {batch} slots",
+                expected=f"float32 {shape}",
+                found=f"{array.dtype} {array.shape}",
+                remedy=_CONTRACT,
+            )
+    if _types(core) != _types(next_core):
+        raise UserError(
+            f"{subject}, the core that it returns",
+            expected=f"what initial_core({batch}) returns, {_types(core)}",
+            found=f"{_types(next_core)}",
+            remedy=_CONTRACT,
+        )
+
+
+def _zero_inputs(spec: EnvironmentSpec, frame_stack: int, steps: int, batch: int) -> NetworkInput:
+    rest, mask = split_action_mask(spec.observation)
+    rest = jax.tree.map(
+        lambda leaf: jnp.zeros((steps, batch, *stacked_shape(leaf.shape, frame_stack)), leaf.dtype), rest
+    )
+    if mask is not None:
+        rest["action_mask"] = jnp.ones((steps, batch, *mask.shape), mask.dtype)
+    heads = () if isinstance(spec.action, DiscreteAction) else (len(spec.action.num_values),)
+    return NetworkInput(
+        rest,
+        jnp.full((steps, batch, *heads), -1, jnp.int32),
+        jnp.zeros((steps, batch)),
+        jnp.zeros((steps, batch), bool),
+    )
+
+
+def _types(core: Any) -> Any:
+    return jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", core)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names) or "none"
+
+
+def _nearest(name: str, names: list[str]) -> str:
+    nearest = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {nearest[0]!r}?" if nearest else _CONTRACT

@@ -1,0 +1,100 @@
+"""From a configuration and an environment's spec to a network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+
+from zerocopy_envs.errors import UserError
+from zerocopy_envs.types import DiscreteAction, EnvironmentSpec
+from zerocopy_seed.config import NetworkConfig
+from zerocopy_seed.networks.conv import default_conv_method
+from zerocopy_seed.networks.core import GRU, LSTM
+from zerocopy_seed.networks.custom import make_custom_network
+from zerocopy_seed.networks.default import Network
+from zerocopy_seed.networks.heads import PolicyValueHeads, dense_init
+from zerocopy_seed.networks.torso import Torso
+from zerocopy_seed.networks.types import split_action_mask, stacked_shape
+from zerocopy_seed.ops.distributions import make_distribution
+
+_ACTIVATIONS = {"relu": nn.relu, "tanh": nn.tanh, "silu": nn.silu}
+_CORES = {"lstm": LSTM, "gru": GRU}
+_MINATAR_FEATURES = 16
+
+
+def make_network(
+    config: NetworkConfig, spec: EnvironmentSpec, heads: Callable[..., nn.Module] = PolicyValueHeads
+) -> nn.Module:
+    """The network of a configuration, without parameters yet.
+
+    Args:
+      config: which network.
+      spec: of the environment, its observation not stacked.
+      heads: makes the default network's last module, called as
+        `heads(num_policy_params=P, init=config.init)`; the module takes features [T, B, F] and the mask of
+        legal actions [T, B, P] or None. A network of the user's own brings its own heads.
+
+    Returns:
+      A linen module that keeps the contract of `zerocopy_seed.networks`.
+
+    Raises:
+      UserError: for an action, observation or mask that does not fit, and for a faulty class of the user's.
+    """
+    num_params = make_distribution(spec.action).num_params
+    observation, mask = split_action_mask(spec.observation)
+    if mask is not None and mask.shape != (num_params,):
+        raise UserError(
+            "environment's action_mask",
+            expected=f"shape ({num_params},)",
+            found=f"{mask.shape}",
+            remedy="give one entry per action (per action of every head, in order)",
+        )
+    if config.name != "default":
+        return make_custom_network(config, spec, num_params)
+    conv_features = 0
+    if config.torso == "minatar_conv":
+        _check_pictures(observation, config.frame_stack)
+        conv_features = _MINATAR_FEATURES
+    torso = Torso(
+        tuple(config.hidden_sizes),
+        _ACTIVATIONS[config.activation],
+        dense_init(config.init, 2**0.5),
+        conv_features,
+        default_conv_method(),
+    )
+    core = (
+        _CORES[config.core](config.core_size, dense_init(config.init, 1.0)) if config.core != "none" else None
+    )
+    action = spec.action
+    return Network(
+        torso,
+        core,
+        heads(num_policy_params=num_params, init=config.init),
+        (action.num_values,) if isinstance(action, DiscreteAction) else tuple(action.num_values),
+        config.use_last_action,
+        config.use_last_reward,
+    )
+
+
+def _check_pictures(observation: Any, frame_stack: int) -> None:
+    leaves = jax.tree_util.tree_leaves_with_path(observation)
+    pictures = [(path, leaf) for path, leaf in leaves if len(stacked_shape(leaf.shape, frame_stack)) == 3]
+    found = ", ".join(f"observation{jax.tree_util.keystr(path)} {leaf.shape}" for path, leaf in leaves)
+    if not pictures:
+        raise UserError(
+            "network.torso minatar_conv",
+            expected="an observation of shape (height, width, channels)",
+            found=found,
+            remedy='set network.torso = "mlp"',
+        )
+    for path, leaf in pictures:
+        if min(leaf.shape[:2]) < 3:
+            raise UserError(
+                "network.torso minatar_conv",
+                expected="pictures of 3 x 3 at least",
+                found=f"observation{jax.tree_util.keystr(path)} {leaf.shape}",
+                remedy='set network.torso = "mlp"',
+            )

@@ -1,0 +1,36 @@
+"""What turns features into what an agent reads."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import flax.linen as nn
+import jax
+
+from zerocopy_seed.networks.types import NetworkOutput
+from zerocopy_seed.ops.distributions import apply_action_mask
+
+
+def dense_init(init: Literal["orthogonal", "lecun"], scale: float) -> nn.initializers.Initializer:
+    """Initial weights of a layer; only orthogonal ones are scaled."""
+    return nn.initializers.orthogonal(scale) if init == "orthogonal" else nn.initializers.lecun_normal()
+
+
+class PolicyValueHeads(nn.Module):
+    """Features [T, B, F], and the mask [T, B, P] of legal actions or None -> `NetworkOutput`.
+
+    Attributes:
+      num_policy_params: P, size of the policy's output.
+      init: initial weights, see `NetworkConfig.init`.
+    """
+
+    num_policy_params: int
+    init: Literal["orthogonal", "lecun"] = "orthogonal"
+
+    @nn.compact
+    def __call__(self, features: jax.Array, mask: Any) -> NetworkOutput:
+        policy = nn.Dense(self.num_policy_params, kernel_init=dense_init(self.init, 0.01), name="policy")(
+            features
+        )
+        value = nn.Dense(1, kernel_init=dense_init(self.init, 1.0), name="value")(features)
+        return NetworkOutput(policy if mask is None else apply_action_mask(policy, mask), value[..., 0])

@@ -1,0 +1,64 @@
+"""What goes into a network and what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+
+Array = jax.Array
+
+
+class NetworkInput(NamedTuple):
+    """A stretch of T steps of B slots.
+
+    Attributes:
+      observation: a pytree [T, B, ...]; with frame stacking already stacked, see `stacked_shape`.
+      last_action: [T, B] or [T, B, heads] int32; -1 where there is none.
+      reward: [T, B] float32, what the last action earned.
+      first: [T, B] bool, True where an episode begins.
+    """
+
+    observation: Any
+    last_action: Array
+    reward: Array
+    first: Array
+
+
+class NetworkOutput(NamedTuple):
+    """Policy and value heads' output.
+
+    Attributes:
+      policy: [T, B, P] float32, the action distribution's parameters; illegal actions are masked already.
+      value: [T, B] float32.
+    """
+
+    policy: Array
+    value: Array
+
+
+def split_action_mask(observation: Any) -> tuple[Any, Any]:
+    """An observation (or its spec) without the top-level `action_mask`, and the mask or None."""
+    if isinstance(observation, Mapping) and "action_mask" in observation:
+        rest = {name: leaf for name, leaf in observation.items() if name != "action_mask"}
+        return rest, observation["action_mask"]
+    return observation, None
+
+
+def stacked_shape(shape: tuple[int, ...], frame_stack: int) -> tuple[int, ...]:
+    """The shape of one observation's array once `frame_stack` of them are stacked, oldest first.
+
+    Channels lie last: [H, W, C] becomes [H, W, frame_stack * C] and a vector [N] becomes [frame_stack * N].
+    A scalar [] and a picture without channels [H, W] get an axis: [frame_stack], [H, W, frame_stack].
+    """
+    if frame_stack == 1:
+        return shape
+    if has_no_channels(shape):
+        return (*shape, frame_stack)
+    return (*shape[:-1], frame_stack * shape[-1])
+
+
+def has_no_channels(shape: tuple[int, ...]) -> bool:
+    """Whether frames of this shape are stacked on an axis of their own."""
+    return len(shape) in (0, 2)

@@ -1,0 +1,150 @@
+"""What an agent remembers of the past, step by step while acting and all at once while learning.
+
+Everything here follows one rule: at a FIRST nothing remains of what was before. The core's part of it is
+the network's (`NetworkInput.first`); stacked frames and the last action are reset here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from zerocopy_envs.types import EnvironmentSpec, MultiDiscreteAction, StepType, TimeStep
+from zerocopy_seed.networks import NetworkInput
+from zerocopy_seed.networks.types import has_no_channels, split_action_mask
+from zerocopy_seed.types import RecurrentState
+
+Array = jax.Array
+
+
+def initial_recurrent(
+    network: Any, spec: EnvironmentSpec, frame_stack: int, batch_size: int
+) -> RecurrentState:
+    """The state of `batch_size` slots before their first step: zeros, and -1 for the last action.
+
+    Args:
+      network: anything with `initial_core(batch_size)`.
+      spec: of the environment; an `action_mask` in its observation is never stacked.
+      frame_stack: observations seen at once.
+      batch_size: number of slots, B.
+    """
+    rest, _ = split_action_mask(spec.observation)
+    frames: Any = ()
+    if frame_stack > 1:
+        frames = jax.tree.map(
+            lambda leaf: jnp.zeros((batch_size, frame_stack - 1, *leaf.shape), leaf.dtype), rest
+        )
+    heads = (len(spec.action.num_values),) if isinstance(spec.action, MultiDiscreteAction) else ()
+    last_action = jnp.full((batch_size, *heads), -1, jnp.int32)
+    return RecurrentState(network.initial_core(batch_size), frames, last_action)
+
+
+def reset_recurrent(state: RecurrentState, first: Array) -> RecurrentState:
+    """Forgets frames and last action where `first` [B] is True; the network does so with the core."""
+    return state._replace(
+        frames=jax.tree.map(lambda x: _where(first, jnp.zeros((), x.dtype), x), state.frames),
+        last_action=_where(first, jnp.int32(-1), state.last_action),
+    )
+
+
+def stack_frames(frames: Any, observation: Any) -> tuple[Any, Any]:
+    """Stacks the present observation upon those before it.
+
+    Args:
+      frames: [B, k - 1, ...] oldest first, already reset where an episode begins; or ().
+      observation: [B, ...].
+
+    Returns:
+      The stacked observation (its shape without [B]: `networks.types.stacked_shape`), and the frames of
+      the next step.
+    """
+    if not jax.tree.leaves(frames):
+        return observation, frames
+    rest, mask = split_action_mask(observation)
+    joined = jax.tree.map(lambda old, x: jnp.concatenate([old, x[:, None]], axis=1), frames, rest)
+    stacked = jax.tree.map(lambda x: _join(list(jnp.moveaxis(x, 1, 0)), x.ndim - 2), joined)
+    return _with_mask(stacked, mask), jax.tree.map(lambda x: x[:, 1:], joined)
+
+
+def stack_frames_unroll(frames: Any, observation: Any, first: Array) -> Any:
+    """What `stack_frames` gives step by step, for a whole unroll at once.
+
+    Args:
+      frames: [B, k - 1, ...] entering row 0, or ().
+      observation: [T+1, B, ...].
+      first: [T+1, B] bool, where an episode begins.
+
+    Returns:
+      The stacked observations, [T+1, B, ...].
+    """
+    if not jax.tree.leaves(frames):
+        return observation
+    rest, mask = split_action_mask(observation)
+    num_lags = jax.tree.leaves(frames)[0].shape[1]
+    num_rows = first.shape[0]
+    # visible[lag]: whether the frame `lag` rows ago belongs to the present episode.
+    visible = [jnp.ones_like(first)]
+    for lag in range(num_lags):
+        begun = jnp.concatenate([jnp.zeros_like(first[:lag]), first])[:num_rows]
+        visible.append(visible[-1] & ~begun)
+
+    def stack(old: Array, x: Array) -> Array:
+        past = jnp.concatenate([jnp.moveaxis(old, 1, 0), x])
+        lagged = [
+            _where(visible[lag], past[num_lags - lag : num_lags - lag + num_rows], jnp.zeros((), x.dtype))
+            for lag in range(num_lags, 0, -1)
+        ]
+        return _join([*lagged, x], x.ndim - 2)
+
+    return _with_mask(jax.tree.map(stack, frames, rest), mask)
+
+
+def last_actions(entering: Array, action: Array, first: Array) -> Array:
+    """The last action of every row of an unroll.
+
+    Args:
+      entering: [B] or [B, heads] int32, before row 0.
+      action: [T, B] or [T, B, heads] int32.
+      first: [T+1, B] bool, where an episode begins; -1 there.
+
+    Returns:
+      [T+1, B] or [T+1, B, heads] int32.
+    """
+    return _where(first, jnp.int32(-1), jnp.concatenate([entering[None], action]))
+
+
+def network_input_step(state: RecurrentState, timestep: TimeStep) -> tuple[NetworkInput, Any]:
+    """What the network sees of one step [B], as an unroll of one row [1, B], and the next step's frames."""
+    first = timestep.step_type == StepType.FIRST
+    state = reset_recurrent(state, first)
+    stacked, frames = stack_frames(state.frames, timestep.observation)
+    inputs = NetworkInput(stacked, state.last_action, timestep.reward, first)
+    return jax.tree.map(lambda x: x[None], inputs), frames
+
+
+def network_input_unroll(state: RecurrentState, timestep: TimeStep, action: Array) -> NetworkInput:
+    """What the network sees of an unroll: state [B] entering row 0, timesteps [T+1, B], actions [T, B]."""
+    first = timestep.step_type == StepType.FIRST
+    return NetworkInput(
+        stack_frames_unroll(state.frames, timestep.observation, first),
+        last_actions(state.last_action, action, first),
+        timestep.reward,
+        first,
+    )
+
+
+def _where(condition: Array, x: Array, y: Array) -> Array:
+    """`jnp.where` with a condition that lacks trailing dimensions."""
+    rank = max(x.ndim, y.ndim)
+    return jnp.where(condition.reshape(condition.shape + (1,) * (rank - condition.ndim)), x, y)
+
+
+def _join(frames: list[Array], rank: int) -> Array:
+    """Frames [..., *shape], oldest first, `shape` of this rank, along the channels."""
+    return jnp.stack(frames, -1) if has_no_channels((0,) * rank) else jnp.concatenate(frames, -1)
+
+
+def _with_mask(observation: Any, mask: Any) -> Any:
+    return observation if mask is None else {**observation, "action_mask": mask}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime
 import importlib
 import importlib.metadata
@@ -162,17 +163,23 @@ def _envs(parser: _Parser, words: list[str]) -> int:
     _add_help(parser)
     options = parser.parse_args(words)
 
-    from zerocopy_envs.registry import describe_environments
+    from zerocopy_envs.listing import describe_environments
 
-    rows = [row._asdict() for row in describe_environments()]
+    rows = [dataclasses.asdict(row) for row in describe_environments()]
     if options.json:
         print(json.dumps(rows))
         return 0
-    header = {name: name.replace("_", " ") for name in rows[0]}
-    table = [[_cell(value) for value in row.values()] for row in (header, *rows)]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for row in table:
-        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+    fitting = [row for row in rows if not row["problem"]]
+    _print_table(
+        ("name", "observation", "action", "max episode steps"),
+        [
+            (row["name"], row["observation"], row["action"], row["max_episode_steps"] or "-")
+            for row in fitting
+        ],
+    )
+    for row in rows:
+        if row["problem"]:
+            print(f"{row['name']}: {row['problem']}")
     return 0
 
 
@@ -213,8 +220,11 @@ def _split(words: list[str], options: Sequence[str]) -> tuple[list[str], list[st
     return own, overrides
 
 
-def _cell(value: object) -> str:
-    return "" if value is None else str(value)
+def _print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    table = [[str(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row in table:
+        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def _complain(error: UserError) -> int:

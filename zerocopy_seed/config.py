@@ -1,13 +1,44 @@
-"""Typed, frozen, strict configuration. Imports no JAX.
+"""The configuration: typed, frozen dataclasses and nothing else. Imports no JAX and nothing of this package.
 
-A field's docstring is its `--help` text. `inf` switches a limit off; 0 is always a value.
+A field's docstring is its `--help` text, its annotation its type and range; `config_file` reads and checks
+them. `inf` switches a limit off; 0 is always a value.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """The numbers that a setting may be; NaN never is. `minimum` itself is allowed unless `open`."""
+
+    minimum: float
+    maximum: float
+    open: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        return (self.minimum < value if self.open else self.minimum <= value) and value <= self.maximum
+
+    def __str__(self) -> str:
+        lower = f"more than {self.minimum:g}" if self.open else f"at least {self.minimum:g}"
+        if self.maximum == math.inf:
+            return lower
+        if self.maximum == _LARGEST_FLOAT32:
+            return f"{lower} and finite in float32"
+        return f"{lower} and at most {self.maximum:,}"
+
+
+_LARGEST_FLOAT32 = 3.4028234e38  # settings become float32 arrays
+
+Count = Annotated[int, Range(1, math.inf)]
+Seed = Annotated[int, Range(0, 2**32 - 1)]  # JAX drops the bits above 32
+Fraction = Annotated[float, Range(0.0, 1.0)]
+Weight = Annotated[float, Range(0.0, _LARGEST_FLOAT32)]
+Limit = Annotated[float, Range(0.0, math.inf)]
+Horizon = Annotated[float, Range(0.0, math.inf, open=True)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,7 +47,7 @@ class EnvConfig:
 
     name: str
     """`suite:name` (see `zerocopy-seed envs`) or `package.module:factory`."""
-    num_envs: int = 64
+    num_envs: Count = 64
     """Environments stepped at once; also the batch size, in unrolls."""
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Passed to the environment."""
@@ -28,51 +59,51 @@ class VTraceConfig:
 
     name: Literal["vtrace"] = "vtrace"
     """The agent's name."""
-    unroll_length: int = 32
+    unroll_length: Count = 32
     """Steps per unroll, T."""
-    num_passes: int = 1
+    num_passes: Count = 1
     """Passes over each batch; V-trace corrects the reuse."""
-    num_minibatches: int = 1
+    num_minibatches: Count = 1
     """Minibatches per pass, split over unrolls."""
-    num_shards: int = 1
+    num_shards: Count = 1
     """Blocks of slots shuffled apart; a multiple of the devices. Results depend on it, not on the devices."""
     optimizer: Literal["adam", "rmsprop"] = "adam"
     """Optimiser."""
-    learning_rate: float = 1e-3
+    learning_rate: Weight = 1e-3
     """Step size at the start."""
-    learning_rate_decay_env_steps: float = math.inf
+    learning_rate_decay_env_steps: Horizon = math.inf
     """Step size falls linearly to 0 over this many env_steps; inf keeps it."""
-    adam_b1: float = 0.9
+    adam_b1: Fraction = 0.9
     """Adam's first moment decay (SEED: 0)."""
-    adam_b2: float = 0.999
+    adam_b2: Fraction = 0.999
     """Adam's second moment decay."""
-    rmsprop_decay: float = 0.99
+    rmsprop_decay: Fraction = 0.99
     """RMSProp's second moment decay."""
-    optimizer_epsilon: float = 1e-5
+    optimizer_epsilon: Weight = 1e-5
     """Added to the root of the second moment."""
-    max_grad_norm: float = math.inf
+    max_grad_norm: Limit = math.inf
     """Gradients are scaled down to this global norm; inf leaves them."""
-    discount: float = 0.99
+    discount: Fraction = 0.99
     """Gamma; multiplies the environment's own discount."""
-    vtrace_lambda: float = 1.0
+    vtrace_lambda: Fraction = 1.0
     """Trace decay, lambda."""
-    clip_rho: float = 1.0
+    clip_rho: Limit = 1.0
     """Bound of the importance ratio in the value targets."""
-    clip_c: float = 1.0
+    clip_c: Limit = 1.0
     """Bound of the importance ratio in the traces."""
-    clip_pg_rho: float = 1.0
+    clip_pg_rho: Limit = 1.0
     """Bound of the importance ratio in the policy gradient."""
-    entropy_cost: float = 0.01
+    entropy_cost: Weight = 0.01
     """Weight of the entropy bonus; its first value when adaptive."""
     adaptive_entropy: bool = False
     """Adjust the entropy cost to keep the policy at target_entropy."""
-    target_entropy: float = 0.0
+    target_entropy: Weight = 0.0
     """Mean policy entropy to keep, in nats (adaptive_entropy only)."""
-    entropy_adjustment_speed: float = 10.0
+    entropy_adjustment_speed: Weight = 10.0
     """How fast the adaptive cost moves (adaptive_entropy only)."""
-    baseline_cost: float = 0.5
+    baseline_cost: Weight = 0.5
     """Weight of half the squared value error."""
-    reward_clip: float = math.inf
+    reward_clip: Limit = math.inf
     """Rewards are clipped to +-this for learning; logged returns are not."""
     normalize_advantages: bool = False
     """Scale the advantages of each minibatch to mean 0 and standard deviation 1."""
@@ -81,6 +112,7 @@ class VTraceConfig:
 
 
 AgentConfig = VTraceConfig
+"""A union of every agent's dataclass; `agent.name` chooses."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,19 +125,19 @@ class NetworkConfig:
     """Keyword arguments of your own class."""
     torso: Literal["mlp", "minatar_conv"] = "mlp"
     """What turns an observation into features."""
-    hidden_sizes: tuple[int, ...] = (64, 64)
+    hidden_sizes: tuple[Count, ...] = (64, 64)
     """Dense layers of the torso (after the convolution, where there is one)."""
     activation: Literal["relu", "tanh", "silu"] = "tanh"
     """Between layers."""
     core: Literal["none", "lstm", "gru"] = "none"
     """Recurrent core between torso and heads."""
-    core_size: int = 128
+    core_size: Count = 128
     """Width of the core."""
     use_last_action: bool = False
     """Feed the last action beside the torso's features."""
     use_last_reward: bool = False
     """Feed the last reward beside the torso's features."""
-    frame_stack: int = 1
+    frame_stack: Count = 1
     """Observations seen at once, stacked along the last axis."""
     init: Literal["orthogonal", "lecun"] = "orthogonal"
     """Initial weights of the dense and convolution layers."""
@@ -115,9 +147,9 @@ class NetworkConfig:
 class CheckpointConfig:
     """When to save, how much to keep."""
 
-    every_s: float = 300.0
+    every_s: Limit = 300.0
     """Seconds between checkpoints; one is always saved at the end."""
-    max_to_keep: int = 3
+    max_to_keep: Count = 3
     """Newest checkpoints kept."""
 
 
@@ -125,7 +157,7 @@ class CheckpointConfig:
 class MetricsConfig:
     """What is logged, how often."""
 
-    every_env_steps: int = 20_000
+    every_env_steps: Count = 20_000
     """env_steps between lines of metrics.jsonl."""
     tensorboard: bool = True
     """Write TensorBoard events too."""
@@ -135,7 +167,7 @@ class MetricsConfig:
 class DevicesConfig:
     """Which devices train."""
 
-    num_devices: int = 1
+    num_devices: Count = 1
     """Devices that share the slots; must divide agent.num_shards and env.num_envs."""
 
 
@@ -144,9 +176,9 @@ class Config:
     """One experiment, whole."""
 
     env: EnvConfig
-    total_env_steps: int
+    total_env_steps: Count
     """Training stops at the first update at or past this many transitions."""
-    seed: int = 0
+    seed: Seed = 0
     """Everything random follows from it."""
     agent: AgentConfig = dataclasses.field(default_factory=VTraceConfig)
     network: NetworkConfig = dataclasses.field(default_factory=NetworkConfig)

@@ -1,0 +1,433 @@
+"""Configuration: what is refused, how it is named, and that it survives being written down."""
+
+import dataclasses
+import math
+import pathlib
+from typing import Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zerocopy_envs.errors import UserError
+from zerocopy_seed.config import (
+    CheckpointConfig,
+    Config,
+    DevicesConfig,
+    EnvConfig,
+    MetricsConfig,
+    NetworkConfig,
+    VTraceConfig,
+)
+from zerocopy_seed.config_file import (
+    dump_config,
+    load_config,
+    load_run_config,
+    refuse_changed_mathematics,
+    resume_differences,
+    validate,
+)
+from zerocopy_seed.config_keys import keys
+from zerocopy_seed.config_tables import structure
+
+MINIMAL = 'total_env_steps = 1000\n[env]\nname = "gymnax:CartPole-v1"\n'
+BASE = Config(env=EnvConfig(name="gymnax:CartPole-v1"), total_env_steps=1000)
+
+
+@pytest.fixture
+def load(tmp_path):
+    def load_text(text: str = MINIMAL, *flags: str) -> Config:
+        path = tmp_path / "experiment.toml"
+        path.write_text(text, encoding="utf-8")
+        return load_config(path, flags)
+
+    return load_text
+
+
+def refusal(call, *arguments) -> str:
+    with pytest.raises(UserError) as caught:
+        call(*arguments)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_file_without_options_gives_the_defaults(load):
+    assert load() == BASE
+
+
+def test_every_key_of_the_design_reaches_its_field(load):
+    config = load(
+        """
+        seed = 3
+        total_env_steps = 500_000
+        [env]
+        name = "package.module:factory"
+        num_envs = 128
+        settings = {memory_length = 10, nested = {levels = ["a", "b"]}}
+        [agent]
+        name = "vtrace"
+        learning_rate = 2.5e-3
+        max_grad_norm = 40
+        reward_clip = inf
+        [network]
+        hidden_sizes = [256]
+        core = "lstm"
+        [checkpoint]
+        every_s = 0
+        """
+    )
+    assert config.seed == 3
+    assert config.total_env_steps == 500_000
+    assert config.env == EnvConfig(
+        "package.module:factory", 128, {"memory_length": 10, "nested": {"levels": ["a", "b"]}}
+    )
+    assert config.agent == VTraceConfig(learning_rate=0.0025, max_grad_norm=40.0)
+    assert type(config.agent.max_grad_norm) is float  # an integer is a number
+    assert config.network == NetworkConfig(hidden_sizes=(256,), core="lstm")
+    assert config.checkpoint.every_s == 0.0
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        (
+            "[agent]\nlearnig_rate = 1e-3",
+            ("agent.learnig_rate", "experiment.toml", "did you mean learning_rate?"),
+        ),
+        ("[agnet]\nlearning_rate = 1e-3", ("agnet", "did you mean agent?")),
+        ("[network]\nlearning_rate = 1e-3", ("network.learning_rate", "did you mean agent.learning_rate?")),
+        ('[agent]\nlearning_rate = "1e-3"', ("agent.learning_rate", "a number", "'1e-3'", "without quotes")),
+        ('[agent]\nlearning_rate = "abc"', ("agent.learning_rate", "a number", "'abc'")),
+        ("[agent]\nlearning_rate = true", ("agent.learning_rate", "a number", "true")),
+        ("[agent]\nunroll_length = 32.5", ("agent.unroll_length", "an integer", "32.5")),
+        ("[agent]\nunroll_length = 1e2", ("agent.unroll_length", "an integer", "write 100")),
+        ("[agent]\nunroll_length = true", ("agent.unroll_length", "an integer", "true")),
+        ("[agent]\nadaptive_entropy = 1", ("agent.adaptive_entropy", "true or false", "found 1")),
+        ('[agent]\nadaptive_entropy = "True"', ("agent.adaptive_entropy", "write true without quotes")),
+        ('[agent]\nname = "vtrac"', ("agent.name", "'vtrace'", "'vtrac'", "did you mean vtrace?")),
+        ('[network]\ntorso = "mpl"', ("network.torso", "'mlp' or 'minatar_conv'", "did you mean mlp?")),
+        ("[network]\nhidden_sizes = 64", ("network.hidden_sizes", "a list of integers", "64")),
+        ("[network]\nhidden_sizes = [64, 1.5]", ("network.hidden_sizes", "[1]", "an integer", "1.5")),
+        ("[network]\nsettings = 3", ("network.settings", "a table", "found 3")),
+        ("[network.torso]\nname = 3", ("network.torso", "found a table")),
+        ("[[agent]]\nname = 'vtrace'", ("agent", "a table")),
+    ],
+)
+def test_refusal_names_the_key_and_the_remedy(load, table, words):
+    message = refusal(load, MINIMAL + table)
+    assert [word for word in words if word not in message] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('[env]\nname = "a:b"', ("total_env_steps", "an integer", "--total-env-steps")),
+        ("total_env_steps = 1", ("env.name", "a string", "--env.name")),
+        ("total_env_steps = ", ("experiment.toml", "Invalid value")),
+        ("seed = 1\nseed = 2", ("experiment.toml", "Cannot overwrite")),
+    ],
+)
+def test_incomplete_or_broken_file(load, text, words):
+    message = refusal(load, text)
+    assert [word for word in words if word not in message] == []
+
+
+def test_file_that_is_not_there(tmp_path):
+    (tmp_path / "vtrace_catch.toml").write_text(MINIMAL)
+    assert "did you mean vtrace_catch.toml?" in refusal(load_config, tmp_path / "vtrace_cath.toml")
+    assert "a directory" in refusal(load_config, tmp_path)
+    assert "no config.toml" in refusal(load_run_config, tmp_path)
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
+    assert "binary.toml" in refusal(load_config, tmp_path / "binary.toml")
+
+
+# Flags.
+
+
+def test_flags_are_typed_like_the_file(load):
+    config = load(
+        MINIMAL,
+        *("--agent.learning-rate", "1e-3", "--agent.max_grad_norm=40", "--agent.entropy-cost", "0"),
+        *("--env.num-envs", "128", "--seed", "7", "--total-env-steps", "500_000"),
+        *("--network.hidden-sizes", "32", "16", "--network.torso", "minatar_conv"),
+        *("--agent.adaptive-entropy", "True", "--agent.eval-greedy", "false", "--agent.normalize-advantages"),
+    )
+    assert (config.env.num_envs, config.seed, config.total_env_steps) == (128, 7, 500_000)
+    assert config.network == NetworkConfig(hidden_sizes=(32, 16), torso="minatar_conv")
+    assert config.agent == VTraceConfig(
+        learning_rate=0.001,
+        max_grad_norm=40.0,
+        entropy_cost=0.0,
+        adaptive_entropy=True,
+        eval_greedy=False,
+        normalize_advantages=True,
+    )
+
+
+def test_flags_win_over_the_file_and_the_last_over_the_first(load):
+    text = MINIMAL + "[agent]\nlearning_rate = 1e-2\nbaseline_cost = 0.25"
+    config = load(text, "--agent.learning-rate", "1", "--agent.learning-rate", "2")
+    assert config.agent == VTraceConfig(learning_rate=2.0, baseline_cost=0.25)
+
+
+def test_flags_supply_what_the_file_lacks(load):
+    assert load("", "--env.name", "gymnax:CartPole-v1", "--total-env-steps", "1000") == BASE
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        (("10",), 10),
+        (("1e-3",), 0.001),
+        (("-0.5",), -0.5),
+        (("true",), True),
+        (("False",), False),
+        (("hard",), "hard"),
+        (('"10"',), "10"),
+        (("[1, 2]",), [1, 2]),
+        (("1", "2"), [1, 2]),
+        (("1\nother = 2",), "1\nother = 2"),
+    ],
+)
+def test_free_form_settings_read_words_as_toml(load, words, value):
+    config = load(MINIMAL + "settings = {kept = 1}", "--env.settings.memory-length", *words)
+    assert config.env.settings == {"kept": 1, "memory_length": value}
+    assert type(config.env.settings["memory_length"]) is type(value)
+
+
+def test_nested_free_form_setting(load):
+    assert load(MINIMAL, "--env.settings.reward.scale", "2").env.settings == {"reward": {"scale": 2}}
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--agent.learnig-rate", "1"), ("--agent.learnig-rate", "did you mean learning_rate?")),
+        (("--learning-rate", "1"), ("--learning-rate", "did you mean agent.learning_rate?")),
+        (("--agent.learning-rate", "abc"), ("--agent.learning-rate", "a number", "'abc'")),
+        (("--agent.unroll-length", "32.5"), ("--agent.unroll-length", "an integer", "32.5")),
+        (("--network.torso", "mpl"), ("--network.torso", "did you mean mlp?")),
+        (("--network.hidden-sizes", "64,64"), ("--network.hidden-sizes", "an integer", "64,64")),
+        (("--seed",), ("--seed", "an integer", "nothing")),
+        (("--seed", "1", "2"), ("--seed", "an integer", "1 2")),
+        (("--seed.low", "1"), ("--seed.low", "an integer")),
+        (("--env", "CartPole"), ("--env", "a table", "CartPole")),
+        (("--env.settings", "3"), ("--env.settings", "a table", "3")),
+        (("seed", "1"), ("seed", "a flag")),
+    ],
+)
+def test_wrong_flag_is_named_as_typed(load, flags, words):
+    message = refusal(load, MINIMAL, *flags)
+    assert [word for word in words if word not in message] == []
+    assert "experiment.toml" not in message  # the file is not to blame
+
+
+def test_error_in_the_file_is_not_blamed_on_flags(load):
+    message = refusal(load, MINIMAL + "[agent]\nlearnig_rate = 1", "--agent.learning-rate", "1")
+    assert "experiment.toml" in message
+
+
+# Ranges and divisibility.
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--total-env-steps", "0"),
+        ("--env.num-envs", "0"),
+        ("--agent.unroll-length", "-1"),
+        ("--agent.discount", "1.01"),
+        ("--agent.discount", "nan"),
+        ("--agent.learning-rate", "-1e-3"),
+        ("--agent.learning-rate", "inf"),
+        ("--agent.learning-rate", "nan"),
+        ("--agent.learning-rate-decay-env-steps", "0"),
+        ("--agent.max-grad-norm", "-1"),
+        ("--agent.reward-clip", "nan"),
+        ("--checkpoint.max-to-keep", "0"),
+        ("--checkpoint.every-s", "-1"),
+        ("--network.hidden-sizes", "0"),
+        ("--seed", "-1"),
+        ("--seed", str(2**32)),
+    ],
+)
+def test_out_of_range(load, flag, value):
+    message = refusal(load, MINIMAL, flag, value)
+    assert flag.removeprefix("--").replace("-", "_") in message
+    assert (
+        "expected at least 0" in message
+        or "expected at least 1" in message
+        or "expected more than 0" in message
+    )
+
+
+@pytest.mark.parametrize(
+    "flag",
+    ["--agent.learning-rate", "--agent.discount", "--agent.entropy-cost", "--agent.max-grad-norm",
+     "--agent.reward-clip", "--agent.adam-b1", "--agent.optimizer-epsilon", "--checkpoint.every-s", "--seed"],
+)  # fmt: skip
+def test_zero_is_a_value(load, flag):
+    config = load("seed = 5\n" + MINIMAL + "[agent]\nlearning_rate = 1e-2", flag, "0")
+    path = flag.removeprefix("--").replace("-", "_")
+    assert {key.path: key.value for key in keys(Config, config)}[path] == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (
+            dataclasses.replace(BASE, env=EnvConfig("a:b", num_envs=6), devices=DevicesConfig(num_devices=4)),
+            ("env.num_envs", "devices.num_devices = 4", "found 6", "use 4 or 8"),
+        ),
+        (
+            dataclasses.replace(BASE, agent=VTraceConfig(num_shards=2), devices=DevicesConfig(num_devices=4)),
+            ("agent.num_shards", "devices.num_devices = 4", "found 2", "use 4"),
+        ),
+        (
+            dataclasses.replace(BASE, agent=VTraceConfig(num_shards=4, num_minibatches=3)),
+            ("env.num_envs", "= 12", "found 64", "use 60 or 72"),
+        ),
+    ],
+)
+def test_indivisible(config, words):
+    message = refusal(validate, config)
+    assert [word for word in words if word not in message] == []
+
+
+def test_divisible_counts_pass():
+    validate(
+        dataclasses.replace(
+            BASE,
+            env=EnvConfig("a:b", num_envs=48),
+            agent=VTraceConfig(num_shards=8, num_minibatches=3),
+            devices=DevicesConfig(num_devices=4),
+        )
+    )
+
+
+# Writing.
+
+_scalars = st.one_of(
+    st.booleans(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(allow_nan=False),
+    st.text(st.characters(codec="utf-8")),
+)
+_names = st.text(st.characters(codec="utf-8"), max_size=5)
+_free_form = st.dictionaries(
+    _names,
+    st.recursive(
+        _scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_names, inner, max_size=3)
+    ),
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(free_form=_free_form, rate=st.floats(0, 1e30), sizes=st.lists(st.integers(1, 2**40), max_size=3))
+def test_a_dumped_configuration_reloads_equal(tmp_path_factory, free_form, rate, sizes):
+    config = dataclasses.replace(
+        BASE,
+        env=EnvConfig("a:b", settings=free_form),
+        total_env_steps=2**40,
+        agent=VTraceConfig(learning_rate=rate, max_grad_norm=math.inf, clip_c=0.0),
+        network=NetworkConfig(hidden_sizes=tuple(sizes), settings={"empty": {}}),
+    )
+    path = tmp_path_factory.getbasetemp() / "dumped.toml"
+    path.write_text(dump_config(config), encoding="utf-8")
+    assert load_config(path) == config
+
+
+def test_run_config_is_found_and_overridden(tmp_path: pathlib.Path):
+    (tmp_path / "config.toml").write_text(dump_config(BASE))
+    assert load_run_config(tmp_path) == BASE
+    assert load_run_config(tmp_path, ["--total-env-steps", "2000"]).total_env_steps == 2000
+
+
+# Resuming.
+
+
+def test_resume_may_change_what_leaves_the_mathematics_alone():
+    new = dataclasses.replace(
+        BASE,
+        total_env_steps=2000,
+        checkpoint=CheckpointConfig(every_s=1.0, max_to_keep=1),
+        metrics=MetricsConfig(every_env_steps=5, tensorboard=False),
+        devices=DevicesConfig(num_devices=8),
+    )
+    assert resume_differences(BASE, new) == []
+    refuse_changed_mathematics(BASE, new)
+
+
+def test_resume_refuses_the_rest_by_name():
+    new = dataclasses.replace(
+        BASE,
+        seed=1,
+        env=dataclasses.replace(BASE.env, settings={"length": {"of": 3}}),
+        agent=VTraceConfig(learning_rate=0.5),
+        network=NetworkConfig(hidden_sizes=(64,)),
+    )
+    assert set(resume_differences(BASE, new)) == {
+        "seed",
+        "env.settings.length.of",
+        "agent.learning_rate",
+        "network.hidden_sizes",
+    }
+    message = refusal(
+        refuse_changed_mathematics, BASE, dataclasses.replace(BASE, agent=VTraceConfig(discount=0.5))
+    )
+    assert [word for word in ("agent.discount", "0.99", "0.5") if word not in message] == []
+
+
+def test_resume_compares_every_key():
+    free = {"total_env_steps", "checkpoint", "metrics", "devices"}
+    for key in keys(Config, BASE):
+        section, _, name = key.path.rpartition(".")
+        other = {"changed": 1} if isinstance(key.value, dict) else "changed"
+        path = f"{key.path}.changed" if isinstance(key.value, dict) else key.path
+        if section:
+            changed = dataclasses.replace(
+                BASE, **{section: dataclasses.replace(getattr(BASE, section), **{name: other})}
+            )
+        else:
+            changed = dataclasses.replace(BASE, **{name: other})
+        expected = [] if key.path.split(".")[0] in free else [path]
+        assert resume_differences(BASE, changed) == expected
+
+
+# The schema itself.
+
+
+def test_every_key_has_help_and_every_number_a_range():
+    for key in keys(Config):
+        assert key.doc, key.path
+        assert key.kind not in (int, float), f"{key.path} has no range"
+
+
+@dataclasses.dataclass(frozen=True)
+class First:
+    """One agent."""
+
+    name: Literal["first"] = "first"
+    rate: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Second:
+    """Another."""
+
+    name: Literal["second"] = "second"
+    burn_in: int = 4
+
+
+def test_name_chooses_among_a_union_of_dataclasses():
+    def choose(table):
+        return structure(First | Second, table, "agent", "experiment.toml")
+
+    assert choose({"name": "second", "burn_in": 8}) == Second(burn_in=8)
+    assert choose({"name": "first", "rate": 2}) == First(rate=2.0)
+    assert choose({}) == First()
+    assert "agent.rate" in refusal(choose, {"name": "second", "rate": 2})
+    message = refusal(choose, {"name": "secnd", "burn_in": 8})
+    assert "agent.name" in message
+    assert "did you mean second?" in message

@@ -1,0 +1,243 @@
+"""The `zerocopy-seed` command. Imports no JAX, so that help and mistakes answer at once."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import importlib
+import importlib.metadata
+import json
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from zerocopy_envs.errors import UserError
+from zerocopy_seed.config_file import RUN_CONFIG, load_config, load_run_config
+from zerocopy_seed.config_flags import add_flags
+from zerocopy_seed.config_keys import did_you_mean
+from zerocopy_seed.extras import missing_extra
+
+BENCHES = ("on_device",)
+"""Modules of `zerocopy_seed.bench`, each with `run(configs, *, as_json)`."""
+
+_USER_ERROR = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; a mistake of the user's is one line on stderr.
+
+    Args:
+      arguments: the words after `zerocopy-seed`; None takes the process's own.
+
+    Returns:
+      The exit code: 0, 2 for a mistake of the user's, or what the command answers.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _run(words)
+    except UserError as error:
+        return _complain(error)
+    except ImportError as error:
+        missing = missing_extra(error)
+        if missing is None:
+            raise
+        return _complain(missing)
+
+
+def _run(words: list[str]) -> int:
+    commands = {
+        "train": (_train, "train an agent into a run directory"),
+        "evaluate": (_evaluate, "play whole episodes with a run's checkpoint"),
+        "bench": (_bench, "measure speed"),
+        "envs": (_envs, "list the environments"),
+        "doctor": (_doctor, "say what this installation can do"),
+    }
+    width = max(map(len, commands))
+    parser = _Parser(
+        "zerocopy-seed",
+        usage="zerocopy-seed COMMAND ...",
+        description="One reinforcement-learning learner for simulators on the accelerator and off it.",
+        epilog="\n".join(
+            ["commands:", *(f"  {name:<{width}}  {text}" for name, (_, text) in commands.items())]
+            + ["", "`zerocopy-seed COMMAND --help` says more."]
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"zerocopy-seed {_version()}")
+    parser.add_argument("command", metavar="COMMAND", nargs="?", help="one of those below")
+    name = parser.parse_args(words[:1]).command
+    if name is None:
+        parser.print_help()
+        return 0
+    if name not in commands:
+        remedy = did_you_mean(name, commands) or "see `zerocopy-seed --help`"
+        raise UserError(name, expected=f"one of {', '.join(commands)}", remedy=remedy)
+    command, description = commands[name]
+    return command(_Parser(f"zerocopy-seed {name}", description=f"{description.capitalize()}."), words[1:])
+
+
+def _train(parser: _Parser, words: list[str]) -> int:
+    parser.usage = f"{parser.prog} CONFIG.toml [--section.key value ...] [--run-dir DIR] [--resume]"
+    parser.add_argument(
+        "config", metavar="CONFIG", nargs="?", help="a TOML file; --resume finds the run's own"
+    )
+    parser.add_argument("--run-dir", metavar="DIR", type=pathlib.Path, help="(default: runs/CONFIG-TIME)")
+    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of --run-dir")
+    # Help comes last, since it shows the values of the configuration that the other words name.
+    parser.add_argument("-h", "--help", action="store_true", help="show this, with the values of CONFIG")
+    own, overrides = _split(words, ("--run-dir", "--resume", "-h", "--help"))
+    options = parser.parse_args(own)
+    path, run_dir = options.config, options.run_dir
+    if path is None and options.resume and run_dir is not None:
+        path = run_dir / RUN_CONFIG
+    config = None if path is None else load_config(path, overrides)
+    if options.help:
+        add_flags(parser, config)
+        parser.print_help()
+        return 0
+    if options.resume and run_dir is None:
+        raise UserError("--resume", expected="--run-dir with the run to go on with", found="none")
+    if path is None or config is None:
+        raise UserError(
+            "train", expected="a configuration file", found="none", remedy=f"usage: {parser.usage}"
+        )
+    if run_dir is None:
+        started = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+        run_dir = pathlib.Path("runs") / f"{pathlib.Path(path).stem}-{started}"
+
+    from zerocopy_seed.loops.train import train
+
+    return train(config, run_dir, resume=options.resume)
+
+
+def _evaluate(parser: _Parser, words: list[str]) -> int:
+    parser.add_argument("run_dir", metavar="RUN_DIR", type=pathlib.Path, help="what `train` wrote")
+    parser.add_argument(
+        "--episodes", metavar="N", type=int, default=128, help="how many (default: %(default)s)"
+    )
+    parser.add_argument("--seed", metavar="S", type=int, default=0, help="(default: %(default)s)")
+    parser.add_argument("--step", metavar="K", type=int, help="which checkpoint (default: the newest)")
+    parser.add_argument(
+        "--env", metavar="NAME", help="another environment with the same spec (default: the run's)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
+    _add_help(parser)
+    options = parser.parse_args(words)
+    if options.episodes < 1:
+        raise UserError("--episodes", expected="at least 1", found=str(options.episodes))
+    load_run_config(options.run_dir)  # a wrong directory is refused before JAX is imported
+
+    from zerocopy_seed.loops.evaluate import evaluate_run
+
+    result = evaluate_run(
+        options.run_dir, num_episodes=options.episodes, seed=options.seed, step=options.step, env=options.env
+    )
+    print(json.dumps(result.to_json_object()) if options.json else result)
+    return 0
+
+
+def _bench(parser: _Parser, words: list[str]) -> int:
+    parser.add_argument("name", metavar="NAME", help=f"one of: {', '.join(BENCHES)}")
+    parser.add_argument(
+        "--config",
+        metavar="CONFIG",
+        action="append",
+        help="measure this; may be repeated (default: the bench's own)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
+    _add_help(parser)
+    options = parser.parse_args(words)
+    if options.name not in BENCHES:
+        remedy = did_you_mean(options.name, BENCHES)
+        raise UserError(f"bench {options.name}", expected=f"one of {', '.join(BENCHES)}", remedy=remedy)
+    given = {"configs": [load_config(path) for path in options.config]} if options.config else {}
+
+    importlib.import_module(f"zerocopy_seed.bench.{options.name}").run(**given, as_json=options.json)
+    return 0
+
+
+def _envs(parser: _Parser, words: list[str]) -> int:
+    parser.add_argument("--json", action="store_true", help="print one JSON array")
+    _add_help(parser)
+    options = parser.parse_args(words)
+
+    from zerocopy_envs.listing import describe_environments
+
+    rows = [dataclasses.asdict(row) for row in describe_environments()]
+    if options.json:
+        print(json.dumps(rows))
+        return 0
+    fitting = [row for row in rows if not row["problem"]]
+    _print_table(
+        ("name", "observation", "action", "max episode steps"),
+        [
+            (row["name"], row["observation"], row["action"], row["max_episode_steps"] or "-")
+            for row in fitting
+        ],
+    )
+    for row in rows:
+        if row["problem"]:
+            print(f"{row['name']}: {row['problem']}")
+    return 0
+
+
+def _doctor(parser: _Parser, words: list[str]) -> int:
+    _add_help(parser)
+    parser.parse_args(words)
+
+    from zerocopy_seed import doctor
+
+    return doctor.run()
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are `UserError`s, so that they are one line."""
+
+    def __init__(self, prog: str, **options):
+        super().__init__(prog, allow_abbrev=False, **{"add_help": " " not in prog, **options})
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{self.prog}: {message}", remedy=f"see `{self.prog} --help`")
+
+
+def _add_help(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-h", "--help", action="help", help="show this")
+
+
+def _split(words: list[str], options: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Parts a command's own words, options and positional ones, from the flags of a configuration."""
+    own: list[str] = []
+    overrides: list[str] = []
+    taker = own
+    for word in words:
+        if word.startswith("-") and word.partition("=")[0] in options:
+            taker = own
+        elif word.startswith("--"):
+            taker = overrides
+        taker.append(word)
+    return own, overrides
+
+
+def _print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    table = [[str(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row in table:
+        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _complain(error: UserError) -> int:
+    print(" ".join(str(error).split()), file=sys.stderr)
+    return _USER_ERROR
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("zerocopy_seed")
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""Reads, checks and writes configuration files. Imports no JAX."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import tomllib
+from collections.abc import Sequence
+from typing import Any
+
+import tomli_w
+
+from zerocopy_envs.errors import UserError
+from zerocopy_seed.config import Config
+from zerocopy_seed.config_flags import lay_over, read_flags
+from zerocopy_seed.config_keys import did_you_mean, keys, range_of
+from zerocopy_seed.config_tables import structure
+
+RUN_CONFIG = "config.toml"
+"""The file's name in a run directory."""
+
+# What a resume may change, since it does not alter the run's mathematics.
+_FREE_ON_RESUME = ("total_env_steps", "checkpoint", "metrics", "devices")
+
+
+def load_config(path: str | pathlib.Path, overrides: Sequence[str] = ()) -> Config:
+    """The configuration in a TOML file, with flags laid over it, checked.
+
+    Args:
+      path: the file.
+      overrides: flags and their values, as on the command line: `["--agent.learning-rate", "1e-3"]`.
+
+    Raises:
+      UserError: the file cannot be read; an unknown or missing key, a wrong type, a value out of range, or
+        counts that do not divide each other. One line that names the key.
+    """
+    path = pathlib.Path(path)
+    config = structure(Config, lay_over(_read(path), read_flags(overrides)), "", str(path))
+    validate(config)
+    return config
+
+
+def load_run_config(run_dir: str | pathlib.Path, overrides: Sequence[str] = ()) -> Config:
+    """The configuration that a run was made with; otherwise like `load_config`."""
+    path = pathlib.Path(run_dir) / RUN_CONFIG
+    if not path.is_file():
+        raise UserError(str(run_dir), expected="a run directory", found=f"no {RUN_CONFIG} there")
+    return load_config(path, overrides)
+
+
+def dump_config(config: Config) -> str:
+    """TOML text that `load_config` reads back as an equal configuration."""
+    return tomli_w.dumps(dataclasses.asdict(config))
+
+
+def validate(config: Config) -> None:
+    """Refuses values out of range and counts that do not divide each other; the registry checks `env.name`.
+
+    Raises:
+      UserError: naming the key, what was expected and what was found.
+    """
+    for key in keys(Config, config):
+        allowed = range_of(key.kind)
+        for value in key.value if isinstance(key.value, tuple) else (key.value,):
+            if allowed is not None and value not in allowed:
+                raise UserError(key.path, expected=str(allowed), found=str(value))
+    num_envs, agent, num_devices = config.env.num_envs, config.agent, config.devices.num_devices
+    _require_multiple("env.num_envs", num_envs, "devices.num_devices", num_devices)
+    _require_multiple("agent.num_shards", agent.num_shards, "devices.num_devices", num_devices)
+    _require_multiple(
+        "env.num_envs",
+        num_envs,
+        "agent.num_shards * agent.num_minibatches",
+        agent.num_shards * agent.num_minibatches,
+    )
+
+
+def resume_differences(old: Config, new: Config) -> list[str]:
+    """Paths of the keys that differ and would alter the mathematics of a run that is resumed."""
+    before, after = _flatten(dataclasses.asdict(old)), _flatten(dataclasses.asdict(new))
+    return [
+        path
+        for path in dict.fromkeys((*before, *after))
+        if path.split(".")[0] not in _FREE_ON_RESUME and before.get(path) != after.get(path)
+    ]
+
+
+def refuse_changed_mathematics(old: Config, new: Config) -> None:
+    """Lets a resumed run differ from what it was only where its mathematics stays the same.
+
+    Raises:
+      UserError: naming the first key that differs and both values.
+    """
+    before, after = _flatten(dataclasses.asdict(old)), _flatten(dataclasses.asdict(new))
+    for path in resume_differences(old, new):
+        raise UserError(
+            path,
+            expected=f"{before.get(path, 'nothing')!r}, as in the run that is resumed",
+            found=repr(after.get(path, "nothing")),
+            remedy="leave it as it was, or start a new run",
+        )
+
+
+def _read(path: pathlib.Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        siblings = path.parent.glob("*.toml") if path.parent.is_dir() else ()
+        near = did_you_mean(path.name, [sibling.name for sibling in siblings])
+        raise UserError(
+            str(path), expected="a configuration file", found="no such file", remedy=near
+        ) from None
+    except IsADirectoryError:
+        remedy = f"pass {path / RUN_CONFIG}" if (path / RUN_CONFIG).is_file() else ""
+        raise UserError(
+            str(path), expected="a configuration file", found="a directory", remedy=remedy
+        ) from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(str(path), expected="a readable TOML file", found=reason) from None
+
+
+def _require_multiple(subject: str, value: int, divisor_name: str, divisor: int) -> None:
+    if value % divisor:
+        below = value // divisor * divisor
+        remedy = " or ".join(str(right) for right in (below, below + divisor) if right)
+        raise UserError(
+            subject,
+            expected=f"a multiple of {divisor_name} = {divisor}",
+            found=str(value),
+            remedy=f"use {remedy}",
+        )
+
+
+def _flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in table.items():
+        path = f"{prefix}{name}"
+        flat |= _flatten(value, f"{path}.") if isinstance(value, dict) else {path: value}
+    return flat

@@ -1,0 +1,82 @@
+"""A flag for every key of the configuration: `--agent.learning-rate 1e-3`. Imports no JAX."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import dataclasses
+import typing
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from zerocopy_envs.errors import UserError
+from zerocopy_seed.config import Config
+from zerocopy_seed.config_keys import Key, dataclass_variants, field_types, keys, without_range
+from zerocopy_seed.config_tables import Flag
+
+
+def read_flags(words: Sequence[str]) -> list[Flag]:
+    """Splits a command line into flags and the words that follow each (`--flag=word` too).
+
+    Raises:
+      UserError: a word that no flag precedes.
+    """
+    flags: list[Flag] = []
+    for word in words:
+        if word.startswith("--") and len(word) > 2:
+            name, equals, value = word.partition("=")
+            flags.append(Flag(name, (value,) if equals else ()))
+        elif flags:
+            flags[-1] = dataclasses.replace(flags[-1], words=(*flags[-1].words, word))
+        else:
+            raise UserError(word, expected="a flag, as in --section.key value")
+    return flags
+
+
+def lay_over(tables: dict[str, Any], flags: Sequence[Flag]) -> dict[str, Any]:
+    """The file's tables with each flag at its path, dashes read as underscores; later flags win."""
+    tables = copy.deepcopy(tables)
+    for flag in flags:
+        *sections, name = flag.name.removeprefix("--").replace("-", "_").split(".")
+        table = tables
+        for section in sections:
+            if not isinstance(table.get(section), dict):
+                table[section] = {}
+            table = table[section]
+        table[name] = flag
+    return tables
+
+
+def add_flags(parser: argparse.ArgumentParser, config: Config | None) -> None:
+    """Adds every key to a parser's `--help`, with the values of `config`, or the built-in ones without it."""
+    groups = {"": parser.add_argument_group("experiment")}
+    sections = field_types(Config)
+    for key in keys(Config) if config is None else keys(Config, config):
+        section = key.path.rpartition(".")[0]
+        if section not in groups:
+            variants = dataclass_variants(sections[section])
+            described = variants[0] if config is None else type(getattr(config, section))
+            groups[section] = parser.add_argument_group(section, described.__doc__)
+        flag = f"--{key.path.replace('_', '-')}"
+        if key.kind == dict[str, Any]:
+            flag += ".KEY"
+        text = f"{key.doc} (default: {_show(key.value)})".replace("%", "%%")
+        groups[section].add_argument(flag, metavar=_metavar(key), help=text, default=argparse.SUPPRESS)
+
+
+def _metavar(key: Key) -> str:
+    kind = key.kind
+    if typing.get_origin(kind) is Literal:
+        return "{" + ",".join(typing.get_args(kind)) + "}"
+    if typing.get_origin(kind) is tuple:
+        return "INT ..."
+    words = {int: "INT", float: "FLOAT", bool: "{true,false}", str: "STR"}
+    return words.get(without_range(kind), "VALUE")
+
+
+def _show(value: Any) -> str:
+    if value is dataclasses.MISSING:
+        return "none, required"
+    if isinstance(value, tuple):
+        return " ".join(map(str, value)) or "[]"
+    return str(value).lower() if isinstance(value, bool) else str(value)

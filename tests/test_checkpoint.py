@@ -16,8 +16,7 @@ import pytest
 
 from zerocopy_envs.errors import UserError
 from zerocopy_seed import manifest
-from zerocopy_seed.checkpoint import Checkpointer, CheckpointError
-from zerocopy_seed.leaves import tree_sha256
+from zerocopy_seed.checkpoint import Checkpointer, CheckpointError, tree_sha256
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -115,8 +114,8 @@ def test_every_leaf_comes_back_with_dtype_and_structure(saved):
 
 
 def test_concrete_target_and_one_item(saved):
-    assert kernel(saved.restore_item("acting", make_items()["acting"])[1]) == 30
-    step, acting = saved.restore_item("acting", target(), step=20)
+    assert kernel(saved.restore("acting", make_items()["acting"])[1]) == 30
+    step, acting = saved.restore("acting", target(), step=20)
     assert (step, kernel(acting)) == (20, 20)
 
 
@@ -132,7 +131,7 @@ def test_values_are_those_at_save_though_the_buffers_are_donated(tmp_path):
             for _ in range(200):
                 state = overwrite(state)
             jax.block_until_ready(state)
-            _, restored = checkpointer.restore_item("learner", abstract(state))
+            _, restored = checkpointer.restore("learner", abstract(state))
             for name in expected:
                 np.testing.assert_array_equal(np.asarray(restored[name]), expected[name])
             expected = jax.tree.map(lambda x: np.array(x, copy=True), state)
@@ -147,7 +146,7 @@ def test_keeps_the_newest(saved, tmp_path):
 
 def test_a_step_can_be_saved_again(saved):
     saved.save(30, make_items(7))
-    assert kernel(saved.restore_item("acting", target())[1]) == 7
+    assert kernel(saved.restore("acting", target())[1]) == 7
     assert saved.steps() == [10, 20, 30]
 
 
@@ -177,12 +176,12 @@ def add_beside(path):
 )
 def test_damage_is_found_and_the_step_before_is_used(saved, tmp_path, warned, damage, reason):
     damage(item_files(tmp_path, 30)[0])
-    step, acting = saved.restore_item("acting", target())
+    step, acting = saved.restore("acting", target())
     assert (step, kernel(acting)) == (20, 20)
     (line,) = warned
     assert "30" in line and reason in line and str(tmp_path / "checkpoints" / "30" / "acting") in line
     with pytest.raises(UserError, match=reason):
-        saved.restore_item("acting", target(), step=30)
+        saved.restore("acting", target(), step=30)
 
 
 def test_every_file_of_an_item_is_watched(saved, tmp_path):
@@ -190,14 +189,14 @@ def test_every_file_of_an_item_is_watched(saved, tmp_path):
         before = path.read_bytes()
         flip_bit(path, len(before) // 2)
         with pytest.raises(UserError, match="SHA-256"):
-            saved.restore_item("acting", target(), step=30)
+            saved.restore("acting", target(), step=30)
         path.write_bytes(before)
-    saved.restore_item("acting", target(), step=30)
+    saved.restore("acting", target(), step=30)
 
 
 def test_damage_in_an_item_that_is_not_asked_for_does_not_matter(saved, tmp_path, warned):
     flip_bit(item_files(tmp_path, 30, "learner")[0])
-    assert saved.restore_item("acting", target())[0] == 30
+    assert saved.restore("acting", target())[0] == 30
     assert warned == []
     # both from the same step, though `acting` of the newest is whole
     assert saved.restore(abstract({k: make_items()[k] for k in ("acting", "learner")}))[0] == 20
@@ -206,7 +205,7 @@ def test_damage_in_an_item_that_is_not_asked_for_does_not_matter(saved, tmp_path
 @pytest.mark.parametrize("damage", [flip_bit, truncate, Path.unlink, lambda path: path.write_text("[]")])
 def test_damaged_manifest(saved, tmp_path, warned, damage):
     damage(tmp_path / "checkpoints" / "30" / "manifest.json")
-    assert saved.restore_item("acting", target())[0] == 20
+    assert saved.restore("acting", target())[0] == 20
     assert "manifest.json" in warned[0]
 
 
@@ -216,19 +215,19 @@ def test_a_changed_number_in_the_manifest_is_found(saved, tmp_path):
     content["body"]["step"] = 31
     path.write_text(json.dumps(content))
     with pytest.raises(UserError, match="SHA-256"):
-        saved.restore_item("acting", target(), step=30)
+        saved.restore("acting", target(), step=30)
 
 
 def test_a_renamed_step_is_not_taken_for_another(saved, tmp_path, warned):
     (tmp_path / "checkpoints" / "30").rename(tmp_path / "checkpoints" / "99")
-    assert saved.restore_item("acting", target())[0] == 20
+    assert saved.restore("acting", target())[0] == 20
     assert "belongs to step 30" in warned[0]
 
 
 def test_damaged_steps_do_not_crowd_out_intact_ones(saved, tmp_path):
     for step in (20, 30):
         flip_bit(item_files(tmp_path, step)[0])
-    assert saved.restore_item("acting", target())[0] == 10
+    assert saved.restore("acting", target())[0] == 10
     saved.save(40, make_items(40))
     saved.wait()
     assert saved.steps() == [10, 40]
@@ -241,7 +240,7 @@ def test_a_kill_before_the_rename_leaves_an_unfinished_step(saved, tmp_path, war
     if not with_manifest:
         (unfinished / "manifest.json").unlink()
     assert saved.steps() == [10, 20]
-    assert saved.restore_item("acting", target())[0] == 20
+    assert saved.restore("acting", target())[0] == 20
     assert len(warned) == 1 and "30 is unfinished" in warned[0]
     saved.save(40, make_items(40))
     saved.wait()
@@ -252,7 +251,7 @@ def test_nothing_intact(saved, tmp_path, warned):
     for step in (10, 20, 30):
         flip_bit(item_files(tmp_path, step)[0])
     with pytest.raises(UserError, match=r"checkpoints: expected an intact checkpoint.*10, 20, 30"):
-        saved.restore_item("acting", target())
+        saved.restore("acting", target())
     assert len(warned) == 3
 
 
@@ -260,20 +259,20 @@ def test_reading_where_nothing_is_creates_nothing(tmp_path):
     with Checkpointer(tmp_path / "typo" / "checkpoints") as checkpointer:
         assert checkpointer.steps() == []
         with pytest.raises(UserError, match="typo"):
-            checkpointer.restore_item("acting", target())
+            checkpointer.restore("acting", target())
         with pytest.raises(UserError, match="expected checkpoint 3, found none"):
-            checkpointer.restore_item("acting", target(), step=3)
+            checkpointer.restore("acting", target(), step=3)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_step_that_is_not_there_names_those_that_are(saved):
     with pytest.raises(UserError, match="expected checkpoint 25, found 10, 20, 30"):
-        saved.restore_item("acting", target(), step=25)
+        saved.restore("acting", target(), step=25)
 
 
 def test_an_item_that_is_not_there(saved):
     with pytest.raises(UserError, match="an item named replay, found acting, learner, loop"):
-        saved.restore_item("replay", target())
+        saved.restore("replay", target())
 
 
 @pytest.mark.parametrize(
@@ -292,7 +291,7 @@ def test_an_item_that_is_not_there(saved):
 def test_what_does_not_fit_is_named(saved, change, message):
     wrong = {"params": {"torso/0": change(jnp.zeros((4, 8)))}}
     with pytest.raises(UserError, match=message) as caught:
-        saved.restore_item("acting", abstract(wrong))
+        saved.restore("acting", abstract(wrong))
     assert "torso/0" in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -317,7 +316,7 @@ def test_a_failure_in_the_background_is_shown_once_and_a_later_save_works(saved,
         "wait": saved.wait,
         "save": lambda: saved.save(50, make_items(50)),
         "close": saved.close,
-        "restore": lambda: saved.restore_item("acting", target()),
+        "restore": lambda: saved.restore("acting", target()),
     }[shown_at]
     with monkeypatch.context() as patch:
         patch.setattr(manifest, "write", disk_full)
@@ -326,7 +325,7 @@ def test_a_failure_in_the_background_is_shown_once_and_a_later_save_works(saved,
             show()
     assert saved.steps() == [10, 20, 30]
     saved.save(60, make_items(60))
-    assert saved.restore_item("acting", target())[0] == 60
+    assert saved.restore("acting", target())[0] == 60
 
 
 def test_a_directory_that_cannot_be_made(tmp_path, capfd):
@@ -370,7 +369,7 @@ import sys, itertools
 import jax.numpy as jnp
 from zerocopy_seed.checkpoint import Checkpointer
 with Checkpointer(sys.argv[1]) as checkpointer:
-    for step in itertools.count(int(sys.argv[2])):
+    for step in itertools.count(1):
         checkpointer.save(step, {name: {"x": jnp.full((50_000,), step, jnp.float32)} for name in "ab"})
         print(step, flush=True)
 """
@@ -385,7 +384,7 @@ key = jax.random.key(0, impl="threefry2x32")
 target = {"x": jax.ShapeDtypeStruct((16, 3), jnp.float32, sharding=sharding),
           "keys": jax.ShapeDtypeStruct((8,), key.dtype, sharding=sharding)}
 with Checkpointer(sys.argv[1]) as checkpointer:
-    _, restored = checkpointer.restore_item("loop", target)
+    _, restored = checkpointer.restore("loop", target)
     assert restored["x"].sharding == sharding, restored["x"].sharding
     assert len(restored["keys"].sharding.device_set) == 8
     checkpointer.save(2, {"loop": restored})
@@ -404,20 +403,17 @@ def start(code, *arguments, **environment):
 
 
 def test_a_killed_process_leaves_only_whole_steps_and_unfinished_ones(tmp_path, warned):
-    rng = np.random.default_rng(0)
     target = {name: {"x": jax.ShapeDtypeStruct((50_000,), jnp.float32)} for name in "ab"}
-    step = 0
-    for _ in range(2):
-        with start(SAVE_FOR_EVER, str(tmp_path), str(step + 1)) as process:
-            try:
-                printed = [int(process.stdout.readline()) for _ in range(4)]
-                time.sleep(rng.uniform(0, 0.1))
-            finally:
-                process.kill()
-        step, restored = Checkpointer(tmp_path, warn=warned.append).restore(target)
-        assert step >= printed[-2]
-        assert all((tree["x"] == step).all() for tree in restored.values())
-        assert all("unfinished" in line for line in warned)
+    with start(SAVE_FOR_EVER, str(tmp_path)) as process:
+        try:
+            printed = [int(process.stdout.readline()) for _ in range(4)]
+            time.sleep(np.random.default_rng().uniform(0, 0.1))
+        finally:
+            process.kill()
+    step, restored = Checkpointer(tmp_path, warn=warned.append).restore(target)
+    assert step >= printed[-2]
+    assert all((tree["x"] == step).all() for tree in restored.values())
+    assert all("unfinished" in line for line in warned)
 
 
 def test_restored_onto_more_devices_and_back(tmp_path):
@@ -428,5 +424,5 @@ def test_restored_onto_more_devices_and_back(tmp_path):
     with start(RESTORE_ON_EIGHT, str(tmp_path), XLA_FLAGS=eight) as process:
         output = process.communicate()
     assert (process.returncode, output) == (0, ("", ""))
-    step, restored = Checkpointer(tmp_path).restore_item("loop", abstract(loop))
+    step, restored = Checkpointer(tmp_path).restore("loop", abstract(loop))
     assert step == 2 and tree_sha256(restored) == tree_sha256(loop)

@@ -23,14 +23,23 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import jax
 import numpy as np
 
 from zerocopy_envs.errors import UserError
 from zerocopy_seed import manifest
-from zerocopy_seed.leaves import KEY_IMPL, KEY_WORDS, check_fits, describe, is_key, named_leaves, raw_array
+from zerocopy_seed.leaves import (
+    KEY_IMPL,
+    KEY_WORDS,
+    check_fits,
+    describe,
+    is_key,
+    named_leaves,
+    raw_array,
+)
+from zerocopy_seed.leaves import tree_sha256 as tree_sha256
 
 PyTree = Any
 _SAVE_TIMEOUT_S = 3600  # Orbax's own ten minutes are short for a large replay on a slow disk
@@ -147,33 +156,43 @@ class Checkpointer:
         """Finished steps, oldest first; whether they are intact is found out by `restore`."""
         return sorted(int(path.name) for path in self._entries() if path.name.isdecimal() and path.is_dir())
 
-    def restore_item(self, item: str, target: PyTree, step: int | None = None) -> tuple[int, PyTree]:
-        """`restore` for one item: (step, restored tree). The files of other items are not read."""
-        step, restored = self.restore({item: target}, step)
-        return step, restored[item]
+    @overload
+    def restore(self, items: str, target: PyTree, step: int | None = None) -> tuple[int, PyTree]: ...
 
+    @overload
     def restore(
-        self, targets: Mapping[str, PyTree], step: int | None = None
-    ) -> tuple[int, dict[str, PyTree]]:
-        """Reads items of one step, after verifying all their files.
+        self, items: Mapping[str, PyTree], *, step: int | None = None
+    ) -> tuple[int, dict[str, PyTree]]: ...
+
+    def restore(self, items: Any, target: PyTree = None, step: int | None = None) -> tuple[int, Any]:
+        """Reads items of one step, after verifying all their files; those of other items are not read.
+
+        `restore("acting", target)` gives one tree, `restore({"acting": target, ...})` a dict of them.
 
         Args:
-          targets: item -> pytree of arrays or `jax.ShapeDtypeStruct`: the structure, shapes and dtypes to
-            restore, and where to (a leaf without sharding goes to the first local device).
+          items: an item's name, or item -> target for several of the same step.
+          target: a pytree of arrays or `jax.ShapeDtypeStruct`: the structure, shapes and dtypes to restore,
+            and where to (a leaf without sharding goes to the first local device).
           step: which one; by default the newest that is intact. Newer ones that are unfinished or damaged
             are passed over, with a warning each.
 
         Returns:
-          The step, and item -> pytree of JAX arrays.
+          The step, and a pytree of JAX arrays or item -> such a pytree.
 
         Raises:
           UserError: no such step, no intact step, or items that do not fit the targets.
           CheckpointError: a save was under way and failed.
         """
         self.wait()
+        targets = {items: target} if isinstance(items, str) else items
+        if step is None:
+            step, restored = self._restore_newest(targets)
+        else:
+            restored = self._restore_step(step, targets)
+        return step, restored[items] if isinstance(items, str) else restored
+
+    def _restore_newest(self, targets: Mapping[str, PyTree]) -> tuple[int, dict[str, PyTree]]:
         finished = self.steps()
-        if step is not None:
-            return step, self._restore_step(step, finished, targets)
         for unfinished in sorted(self._unfinished(), reverse=True):
             if not finished or unfinished > finished[-1]:
                 self._warn(
@@ -196,9 +215,8 @@ class Checkpointer:
             remedy="restore the files from a copy, or train anew" if listed else "is this the run directory?",
         )
 
-    def _restore_step(
-        self, step: int, finished: list[int], targets: Mapping[str, PyTree]
-    ) -> dict[str, PyTree]:
+    def _restore_step(self, step: int, targets: Mapping[str, PyTree]) -> dict[str, PyTree]:
+        finished = self.steps()
         if step not in finished:
             raise UserError(
                 str(self._directory),

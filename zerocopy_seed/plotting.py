@@ -44,6 +44,7 @@ def plot_learning_curve(
     axes = figure.add_subplot()
     if not points:
         axes.text(0.5, 0.5, "no episode has ended yet", transform=axes.transAxes, ha="center", color=_INK)
+        axes.set(xticks=[], yticks=[])
     elif len(points) < _SMOOTH_FROM:
         axes.plot(env_steps, returns, color=_LINE, linewidth=1.8, marker="o", markersize=3.5, clip_on=False)
     else:
@@ -52,7 +53,8 @@ def plot_learning_curve(
         smooth = _centred_mean(returns, width)
         axes.plot(env_steps, smooth, color=_LINE, linewidth=2.0, label=f"mean of {width} lines")
         axes.legend(frameon=False, labelcolor=_INK, loc="best")
-    axes.set_xlim(0, max(env_steps[-1], 1) if points else 1)
+    if points:
+        axes.set_xlim(0, 1.02 * max(env_steps[-1], 1))
     if points and returns.min() == returns.max():
         margin = max(abs(returns[0]) * 0.1, 1.0)
         axes.set_ylim(returns[0] - margin, returns[0] + margin)
@@ -61,7 +63,7 @@ def plot_learning_curve(
     axes.set_ylabel("episode return (undiscounted)", color=_INK)
     axes.set_title(title or "learning curve", color=_INK, loc="left", fontweight="bold")
     if points:
-        axes.set_title(f"last {returns[-1]:.2f}", color=_INK, loc="right", fontsize="medium")
+        axes.set_title(f"last point {returns[-1]:.2f}", color=_INK, loc="right", fontsize="medium")
     axes.grid(color=_GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

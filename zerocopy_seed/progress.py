@@ -1,4 +1,4 @@
-"""Progress on a terminal: one line that is drawn over; elsewhere a plain line now and then. Imports no JAX."""
+"""Progress: on a terminal one line that is drawn over, elsewhere a line now and then. Imports no JAX."""
 
 from __future__ import annotations
 

@@ -1,0 +1,113 @@
+"""SHA-256 manifests: how a checkpoint shows that it is whole. Imports no JAX.
+
+Orbax restores a flipped byte without a word, so every file of a step is listed with its size and hash in
+`manifest.json`, which also keeps what each item holds (names, dtypes, shapes) and a hash of itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+FILE_NAME = "manifest.json"
+
+
+class NotIntact(Exception):
+    """A checkpoint that must not be used; the message names the file and what is wrong with it."""
+
+    def __init__(self, path: Path, reason: str):
+        super().__init__(f"{path}: {reason}")
+
+
+def write(step_dir: Path, step: int, leaves: dict[str, dict[str, Any]]) -> None:
+    """Hashes the files of each item, writes the manifest last, and sees all of it onto the disk.
+
+    Args:
+      step_dir: holds one directory per item (none for an item without arrays).
+      step: recorded, so that a renamed directory is found out.
+      leaves: for each item, what its leaves are: name -> {"dtype", "shape"}.
+    """
+    items = {
+        item: {
+            "leaves": described,
+            "files": {
+                name: {"size": path.stat().st_size, "sha256": _file_sha256(path, sync=True)}
+                for name, path in _files(step_dir / item).items()
+            },
+        }
+        for item, described in leaves.items()
+    }
+    body = {"format": 1, "step": step, "items": items}
+    with open(step_dir / FILE_NAME, "w", encoding="utf-8") as file:
+        json.dump({"sha256": _body_sha256(body), "body": body}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    for directory in (step_dir, *(path for path in step_dir.rglob("*") if path.is_dir())):
+        sync_directory(directory)
+
+
+def read(step_dir: Path, step: int) -> dict[str, Any]:
+    """The manifest's items: item -> {"leaves", "files"}; `NotIntact` if missing, damaged, or misplaced."""
+    path = step_dir / FILE_NAME
+    try:
+        content = json.loads(path.read_bytes())
+        body = content["body"]
+        if content["sha256"] != _body_sha256(body):
+            raise NotIntact(path, "the manifest does not match its own SHA-256")
+    except FileNotFoundError:
+        raise NotIntact(path, "missing") from None
+    except OSError as error:
+        raise NotIntact(path, f"unreadable ({error.strerror})") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise NotIntact(path, "the manifest is damaged") from error
+    if body["step"] != step:
+        raise NotIntact(path, f"belongs to step {body['step']}, not to {step}")
+    return body["items"]
+
+
+def verify(item_dir: Path, files: dict[str, dict[str, Any]]) -> None:
+    """Reads every file of one item; `NotIntact` names the first that is missing, extra, cut or changed."""
+    present = _files(item_dir)
+    for name, path in present.items():
+        if name not in files:
+            raise NotIntact(path, "not in the manifest")
+    for name, recorded in files.items():
+        path = item_dir / name
+        if name not in present:
+            raise NotIntact(path, "missing")
+        try:
+            if (size := path.stat().st_size) != recorded["size"]:
+                raise NotIntact(path, f"{size} bytes, the manifest says {recorded['size']}")
+            if _file_sha256(path) != recorded["sha256"]:
+                raise NotIntact(path, "does not match the manifest's SHA-256")
+        except OSError as error:
+            raise NotIntact(path, f"unreadable ({error.strerror})") from error
+
+
+def sync_directory(directory: Path) -> None:
+    """Makes what was created in or renamed into `directory` survive a power cut."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _files(item_dir: Path) -> dict[str, Path]:
+    paths = sorted(path for path in item_dir.rglob("*") if not path.is_dir())
+    return {path.relative_to(item_dir).as_posix(): path for path in paths}
+
+
+def _file_sha256(path: Path, *, sync: bool = False) -> str:
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if sync:
+            os.fsync(file.fileno())
+    return digest
+
+
+def _body_sha256(body: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,137 @@
+"""What a run logs: `metrics.jsonl`, and TensorBoard events beside it. Imports no JAX."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+FILE_NAME = "metrics.jsonl"
+
+# The tags that CleanRL and its descendants have made known; what is not here goes under `train/`.
+TAGS = {
+    "episode_return": "charts/episodic_return",
+    "episode_length": "charts/episodic_length",
+    "env_steps_per_s": "charts/SPS",
+    "learning_rate": "charts/learning_rate",
+    "num_updates": "charts/num_updates",
+    "policy_loss": "losses/policy_loss",
+    "value_loss": "losses/value_loss",
+    "entropy": "losses/entropy",
+    "entropy_cost": "losses/entropy_cost",
+    "grad_norm": "losses/grad_norm",
+    "importance_ratio": "losses/importance_ratio",
+}
+
+
+class MetricsWriter:
+    """Appends lines to a run's metrics; a context manager.
+
+    Args:
+      run_dir: made if it is not there.
+      tensorboard: write TensorBoard events into `run_dir` too.
+      resume_env_steps: where the checkpoint stands that the run goes on from: later lines are cut, and later
+        events hidden. None begins anew, over whatever is there.
+      clock: seconds.
+    """
+
+    def __init__(
+        self,
+        run_dir: str | os.PathLike[str],
+        *,
+        tensorboard: bool,
+        resume_env_steps: int | None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        run_dir = Path(run_dir)
+        run_dir.mkdir(parents=True, exist_ok=True)
+        kept = [] if resume_env_steps is None else read_metrics(run_dir)
+        kept = [row for row in kept if row["env_steps"] <= (resume_env_steps or 0)]
+        _replace_lines(run_dir / FILE_NAME, kept)
+        self._clock, self._started = clock, clock()
+        self._earlier_s = float(kept[-1].get("wall_s") or 0.0) if kept else 0.0
+        self._file = open(run_dir / FILE_NAME, "a", encoding="utf-8")  # noqa: SIM115 (closed by `close`)
+        self._events = _open_events(run_dir, resume_env_steps) if tensorboard else None
+
+    def __enter__(self) -> MetricsWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds of this run so far; a resumed one goes on from its last kept line."""
+        return self._earlier_s + self._clock() - self._started
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Appends one line, and flushes it.
+
+        Args:
+          row: flat; numbers, numpy or JAX scalars, strings, None. It must have `env_steps`; `wall_s` is added
+            unless it is there. Infinities and NaN become null.
+
+        Raises:
+          TypeError: a value is none of these; named by its key.
+        """
+        line = {"env_steps": row["env_steps"], "wall_s": self.wall_s, **row}
+        line = {name: _plain(name, value) for name, value in line.items()}
+        self._file.write(json.dumps(line, allow_nan=False) + "\n")
+        self._file.flush()
+        if self._events is not None:
+            for name, value in line.items():
+                if name != "env_steps" and isinstance(value, int | float):
+                    self._events.add_scalar(TAGS.get(name, f"train/{name}"), value, line["env_steps"])
+
+    def close(self) -> None:
+        """Closes both files; the events are flushed."""
+        self._file.close()
+        if self._events is not None:
+            self._events.close()
+            self._events = None
+
+
+def read_metrics(run_dir: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The lines of `metrics.jsonl`, oldest first; [] if there is none. A line torn by a kill is left out."""
+    path = Path(run_dir) / FILE_NAME
+    rows = []
+    for line in path.read_bytes().splitlines() if path.exists() else []:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict) and "env_steps" in row:
+            rows.append(row)
+    return rows
+
+
+def _replace_lines(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Atomically, so that a kill leaves either the old lines or the new ones."""
+    replacement = path.with_suffix(".tmp")
+    replacement.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    os.replace(replacement, path)
+
+
+def _plain(name: str, value: Any) -> Any:
+    if hasattr(value, "item") and getattr(value, "size", 1) == 1:
+        value = value.item()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    raise TypeError(f"metric {name}: expected a scalar, found {type(value).__name__}")
+
+
+def _open_events(run_dir: Path, resume_env_steps: int | None) -> Any:
+    from tensorboardX import SummaryWriter  # imported late: half a second
+
+    return SummaryWriter(
+        str(run_dir),
+        purge_step=None if resume_env_steps is None else resume_env_steps + 1,
+        # the file's own time stamp counts whole seconds, and a second writer would overwrite the first
+        filename_suffix=f".{time.time_ns()}",
+    )

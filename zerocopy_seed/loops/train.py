@@ -30,8 +30,9 @@ from zerocopy_seed.loops.on_device import (
 )
 from zerocopy_seed.loops.setup import make_environment, use_compile_cache
 from zerocopy_seed.loops.signals import StopRequest
-from zerocopy_seed.metrics import MetricsWriter, plot_learning_curve
+from zerocopy_seed.metrics import MetricsWriter
 from zerocopy_seed.ops.counters import as_int
+from zerocopy_seed.plotting import plot_learning_curve
 from zerocopy_seed.progress import Progress
 from zerocopy_seed.types import Agent
 
@@ -75,7 +76,9 @@ def train(config: Config, run_dir: pathlib.Path, *, resume: bool = False) -> int
 
     # Traced before anything is written: what does not fit together is refused here.
     state_shapes = jax.eval_shape(init)
-    with StopRequest() as stop, Checkpointer(run_dir / "checkpoints", config.checkpoint.max_to_keep) as saves:
+    with StopRequest() as stop, Checkpointer(
+        run_dir / "checkpoints", config.checkpoint.max_to_keep, warn=_complain
+    ) as saves:
         run_dir.mkdir(parents=True, exist_ok=True)
         (run_dir / "config.toml").write_text(dump_config(config))
         started = time.perf_counter()
@@ -206,6 +209,10 @@ def _save(saves: Checkpointer, env_steps: int, agent: Agent, state: TrainState) 
         print(f"checkpoint {env_steps}: {error}", file=sys.stderr, flush=True)
         return False
     return True
+
+
+def _complain(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _wait(saves: Checkpointer) -> bool:

@@ -79,13 +79,15 @@ def test_the_default_network():
 
 
 def test_initial_weights():
+    # Few different shapes: each compiles a QR decomposition of its own.
+    spec = EnvironmentSpec(ArraySpec((4,), np.float32), DiscreteAction(4))
     inputs = make_inputs(normal(T, B, 4))
 
     def initial_params(name, width):
-        config = NetworkConfig(init=name, hidden_sizes=(width, width))
-        return make_network(config, VECTOR).init(make_key(), inputs, ())["params"]
+        network = make_network(NetworkConfig(init=name, hidden_sizes=(width, width)), spec)
+        return network.init(make_key(), inputs, ())["params"]
 
-    params = initial_params("orthogonal", 3)
+    params = initial_params("orthogonal", 4)
     singular = {
         "hidden": (params["torso"]["dense_1"]["kernel"], 2**0.5),
         "policy": (params["heads"]["policy"]["kernel"], 0.01),

@@ -10,10 +10,8 @@ from zerocopy_seed.ops.distributions import apply_action_mask, make_distribution
 INF = float("inf")
 
 
-def make_keys(count, seed=0):
-    return jax.vmap(lambda i: jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), i))(
-        jnp.arange(count)
-    )
+def make_keys(count):
+    return jax.random.split(jax.random.key(0, impl="threefry2x32"), count)
 
 
 def frequencies(actions, num_values):
@@ -52,7 +50,7 @@ def test_heads_are_summed_and_the_ratio_is_target_over_behaviour():
 
 @pytest.mark.parametrize("num_values", [2, 5, 100])
 def test_samples_follow_the_probabilities(num_values):
-    count = 20_000
+    count = 10_000
     logits = jax.random.normal(jax.random.key(3, impl="threefry2x32"), (num_values,)) * 1.5
     distribution = make_distribution(DiscreteAction(num_values))
     params = jnp.broadcast_to(logits, (count, num_values))
@@ -65,34 +63,32 @@ def test_samples_follow_the_probabilities(num_values):
 
 
 def test_heads_are_sampled_independently():
-    count = 20_000
+    count = 10_000
     distribution = make_distribution(MultiDiscreteAction((2, 3)))
     params = jnp.broadcast_to(jnp.log(jnp.array([0.3, 0.7, 0.2, 0.3, 0.5])), (count, 5))
-    actions = distribution.sample(params, make_keys(count))
+    actions = jax.jit(distribution.sample)(params, make_keys(count))
     assert actions.shape == (count, 2)
     joint = frequencies(actions[:, 0] * 3 + actions[:, 1], 6)
-    np.testing.assert_allclose(joint, np.outer([0.3, 0.7], [0.2, 0.3, 0.5]).ravel(), atol=0.02)
+    np.testing.assert_allclose(joint, np.outer([0.3, 0.7], [0.2, 0.3, 0.5]).ravel(), atol=0.03)
 
 
-@pytest.mark.parametrize("action", [DiscreteAction(4), DiscreteAction(80), MultiDiscreteAction((3, 70))])
-def test_a_draw_does_not_depend_on_the_batch(action):
-    distribution = make_distribution(action)
+def test_a_draw_does_not_depend_on_the_batch():
+    distribution = make_distribution(MultiDiscreteAction((3, 70)))
     keys = make_keys(64)
     params = jax.random.normal(jax.random.key(1, impl="threefry2x32"), (64, distribution.num_params))
-    whole = distribution.sample(params, keys)
-    for rows in (slice(3, 4), slice(10, 17)):
-        np.testing.assert_array_equal(distribution.sample(params[rows], keys[rows]), whole[rows])
-    time_major = distribution.sample(params.reshape(4, 16, -1), keys.reshape(4, 16))
+    sample = jax.jit(distribution.sample)
+    whole = sample(params, keys)
+    np.testing.assert_array_equal(sample(params[10:17], keys[10:17]), whole[10:17])
+    time_major = sample(params.reshape(4, 16, -1), keys.reshape(4, 16))
     np.testing.assert_array_equal(time_major.reshape(whole.shape), whole)
 
 
-@pytest.mark.parametrize("num_values", [6, 90])
-@pytest.mark.parametrize("illegal", [-INF, -1e9, float(np.finfo(np.float32).min)])
+@pytest.mark.parametrize("num_values, illegal", [(6, -INF), (90, float(np.finfo(np.float32).min))])
 def test_illegal_actions_are_never_drawn(num_values, illegal):
     legal = np.array([1, 4])
     logits = jnp.full((num_values,), illegal).at[legal].set(jnp.array([0.0, -3.0]))
     distribution = make_distribution(DiscreteAction(num_values))
-    count = 5000
+    count = 4000
     params = jnp.broadcast_to(logits, (count, num_values))
     actions = jax.jit(distribution.sample)(params, make_keys(count))
     assert set(np.unique(actions)) == set(legal)
@@ -107,16 +103,20 @@ def test_the_extreme_draws_stay_legal(monkeypatch, uniform, expected):
 
 
 @pytest.mark.parametrize("action", [DiscreteAction(5), MultiDiscreteAction((2, 3))])
-@pytest.mark.parametrize("row", [[0.0, -INF, 2.0, -INF, 1.0], [-INF] * 5, [1e4, -INF, -1e4, -INF, 0.0]])
-def test_illegal_actions_leave_values_and_gradients_finite(action, row):
+def test_illegal_actions_leave_values_and_gradients_finite(action):
     distribution = make_distribution(action)
-    params = jnp.array([row])
-    heads = 1 if isinstance(action, DiscreteAction) else 2
-    for value in range(2):
-        taken = jnp.full((1,) if heads == 1 else (1, heads), value, jnp.int32)
-        for function in (distribution.entropy, lambda p, taken=taken: distribution.log_prob(p, taken)):
-            result, gradient = jax.value_and_grad(lambda p, f=function: f(p)[0])(params)
-            assert np.isfinite(result) and np.isfinite(gradient).all(), (result, gradient)
+    rows = [[0.0, -INF, 2.0, -INF, 1.0], [-INF] * 5, [1e4, -INF, -1e4, -INF, 0.0]]
+    params = jnp.repeat(jnp.array(rows), 2, axis=0)
+    heads = () if isinstance(action, DiscreteAction) else (2,)
+    taken = jnp.asarray(np.ones((6, *heads), np.int32) * np.arange(6).reshape(6, *(1,) * len(heads)) % 2)
+
+    @jax.jit
+    def results(params):
+        functions = (distribution.entropy, lambda params: distribution.log_prob(params, taken))
+        return [(f(params), jax.grad(lambda params, f=f: jnp.sum(f(params)))(params)) for f in functions]
+
+    for array in jax.tree.leaves(results(params)):
+        assert np.isfinite(array).all(), array
 
 
 def test_illegal_actions_have_no_probability_and_no_share_in_the_entropy():

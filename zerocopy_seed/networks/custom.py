@@ -129,8 +129,8 @@ def _check_outputs(
         raise UserError(
             subject, expected="NetworkOutput, core from a call", found=type(output).__name__, remedy=_CONTRACT
         )
-    wanted = NetworkOutput((steps, batch, num_policy_params), (steps, batch))
-    for name, shape in wanted._asdict().items():
+    wanted = {"policy": (steps, batch, num_policy_params), "value": (steps, batch)}
+    for name, shape in wanted.items():
         array = getattr(output, name)
         if (array.shape, array.dtype) != (shape, jnp.float32):
             raise UserError(

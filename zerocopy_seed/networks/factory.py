@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -34,8 +35,9 @@ def make_network(
       config: which network.
       spec: of the environment, its observation not stacked.
       heads: makes the default network's last module, called as
-        `heads(num_policy_params=P, init=config.init)`; the module takes features [T, B, F] and the mask of
-        legal actions [T, B, P] or None. A network of the user's own brings its own heads.
+        `heads(num_policy_params=P, scaled_init=...)`, where `scaled_init(scale)` gives initial weights as
+        configured; the module takes features [T, B, F] and the mask of legal actions [T, B, P] or None. A
+        network of the user's own brings its own heads.
 
     Returns:
       A linen module that keeps the contract of `zerocopy_seed.networks`.
@@ -54,6 +56,7 @@ def make_network(
         )
     if config.name != "default":
         return make_custom_network(config, spec, num_params)
+    scaled_init = functools.partial(dense_init, config.init)
     conv_features = 0
     if config.torso == "minatar_conv":
         _check_pictures(observation, config.frame_stack)
@@ -61,18 +64,16 @@ def make_network(
     torso = Torso(
         tuple(config.hidden_sizes),
         _ACTIVATIONS[config.activation],
-        dense_init(config.init, 2**0.5),
+        scaled_init(2**0.5),
         conv_features,
         default_conv_method(),
     )
-    core = (
-        _CORES[config.core](config.core_size, dense_init(config.init, 1.0)) if config.core != "none" else None
-    )
+    core = _CORES[config.core](config.core_size, scaled_init(1.0)) if config.core != "none" else None
     action = spec.action
     return Network(
         torso,
         core,
-        heads(num_policy_params=num_params, init=config.init),
+        heads(num_policy_params=num_params, scaled_init=scaled_init),
         (action.num_values,) if isinstance(action, DiscreteAction) else tuple(action.num_values),
         config.use_last_action,
         config.use_last_reward,

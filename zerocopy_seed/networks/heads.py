@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import flax.linen as nn
@@ -10,8 +11,10 @@ import jax
 from zerocopy_seed.networks.types import NetworkOutput
 from zerocopy_seed.ops.distributions import apply_action_mask
 
+Initializer = nn.initializers.Initializer
 
-def dense_init(init: Literal["orthogonal", "lecun"], scale: float) -> nn.initializers.Initializer:
+
+def dense_init(init: Literal["orthogonal", "lecun"], scale: float) -> Initializer:
     """Initial weights of a layer; only orthogonal ones are scaled."""
     return nn.initializers.orthogonal(scale) if init == "orthogonal" else nn.initializers.lecun_normal()
 
@@ -21,16 +24,14 @@ class PolicyValueHeads(nn.Module):
 
     Attributes:
       num_policy_params: P, size of the policy's output.
-      init: initial weights, see `NetworkConfig.init`.
+      scaled_init: scale -> initial weights of a dense layer.
     """
 
     num_policy_params: int
-    init: Literal["orthogonal", "lecun"] = "orthogonal"
+    scaled_init: Callable[[float], Initializer]
 
     @nn.compact
     def __call__(self, features: jax.Array, mask: Any) -> NetworkOutput:
-        policy = nn.Dense(self.num_policy_params, kernel_init=dense_init(self.init, 0.01), name="policy")(
-            features
-        )
-        value = nn.Dense(1, kernel_init=dense_init(self.init, 1.0), name="value")(features)
+        policy = nn.Dense(self.num_policy_params, kernel_init=self.scaled_init(0.01), name="policy")(features)
+        value = nn.Dense(1, kernel_init=self.scaled_init(1.0), name="value")(features)
         return NetworkOutput(policy if mask is None else apply_action_mask(policy, mask), value[..., 0])

@@ -10,8 +10,11 @@ from zerocopy_seed.ops.distributions import apply_action_mask, make_distribution
 INF = float("inf")
 
 
-def make_keys(count):
-    return jax.random.split(jax.random.key(0, impl="threefry2x32"), count)
+def draw(distribution, params):
+    """One sample per row, jitted."""
+    key = jax.random.key(0, impl="threefry2x32")
+    uniforms = jax.random.uniform(key, (*params.shape[:-1], distribution.num_uniforms))
+    return jax.jit(distribution.sample)(params, uniforms)
 
 
 def frequencies(actions, num_values):
@@ -54,7 +57,7 @@ def test_samples_follow_the_probabilities(num_values):
     logits = jax.random.normal(jax.random.key(3, impl="threefry2x32"), (num_values,)) * 1.5
     distribution = make_distribution(DiscreteAction(num_values))
     params = jnp.broadcast_to(logits, (count, num_values))
-    actions = jax.jit(distribution.sample)(params, make_keys(count))
+    actions = draw(distribution, params)
     assert actions.dtype == jnp.int32 and actions.shape == (count,)
     probs = np.asarray(jax.nn.softmax(logits))
     np.testing.assert_allclose(
@@ -66,7 +69,7 @@ def test_heads_are_sampled_independently():
     count = 10_000
     distribution = make_distribution(MultiDiscreteAction((2, 3)))
     params = jnp.broadcast_to(jnp.log(jnp.array([0.3, 0.7, 0.2, 0.3, 0.5])), (count, 5))
-    actions = jax.jit(distribution.sample)(params, make_keys(count))
+    actions = draw(distribution, params)
     assert actions.shape == (count, 2)
     joint = frequencies(actions[:, 0] * 3 + actions[:, 1], 6)
     np.testing.assert_allclose(joint, np.outer([0.3, 0.7], [0.2, 0.3, 0.5]).ravel(), atol=0.03)
@@ -74,12 +77,12 @@ def test_heads_are_sampled_independently():
 
 def test_a_draw_does_not_depend_on_the_batch():
     distribution = make_distribution(MultiDiscreteAction((3, 70)))
-    keys = make_keys(64)
+    uniforms = jax.random.uniform(jax.random.key(2, impl="threefry2x32"), (64, distribution.num_uniforms))
     params = jax.random.normal(jax.random.key(1, impl="threefry2x32"), (64, distribution.num_params))
     sample = jax.jit(distribution.sample)
-    whole = sample(params, keys)
-    np.testing.assert_array_equal(sample(params[10:17], keys[10:17]), whole[10:17])
-    time_major = sample(params.reshape(4, 16, -1), keys.reshape(4, 16))
+    whole = sample(params, uniforms)
+    np.testing.assert_array_equal(sample(params[10:17], uniforms[10:17]), whole[10:17])
+    time_major = sample(params.reshape(4, 16, -1), uniforms.reshape(4, 16, -1))
     np.testing.assert_array_equal(time_major.reshape(whole.shape), whole)
 
 
@@ -90,15 +93,14 @@ def test_illegal_actions_are_never_drawn(num_values, illegal):
     distribution = make_distribution(DiscreteAction(num_values))
     count = 4000
     params = jnp.broadcast_to(logits, (count, num_values))
-    actions = jax.jit(distribution.sample)(params, make_keys(count))
+    actions = draw(distribution, params)
     assert set(np.unique(actions)) == set(legal)
 
 
 @pytest.mark.parametrize("uniform, expected", [(0.0, 1), (1 - 2**-23, 3)])
-def test_the_extreme_draws_stay_legal(monkeypatch, uniform, expected):
-    monkeypatch.setattr(jax.random, "uniform", lambda key, shape: jnp.full(shape, uniform))
+def test_the_extreme_draws_stay_legal(uniform, expected):
     params = jnp.array([[-INF, 0.3, -INF, 0.1, -INF]])
-    actions = make_distribution(DiscreteAction(5)).sample(params, make_keys(1))
+    actions = make_distribution(DiscreteAction(5)).sample(params, jnp.full((1, 1), uniform))
     np.testing.assert_array_equal(actions, [expected])
 
 
@@ -138,7 +140,7 @@ def test_a_row_without_legal_actions_is_uniform():
     params = jnp.full((4000, 4), -INF)
     np.testing.assert_allclose(distribution.entropy(params[:1]), [np.log(4)], rtol=1e-6)
     np.testing.assert_allclose(distribution.log_prob(params[:1], jnp.array([2])), [-np.log(4)], rtol=1e-6)
-    np.testing.assert_allclose(frequencies(distribution.sample(params, make_keys(4000)), 4), 0.25, atol=0.04)
+    np.testing.assert_allclose(frequencies(draw(distribution, params), 4), 0.25, atol=0.04)
 
 
 def test_the_mask_takes_the_illegal_actions_gradient():

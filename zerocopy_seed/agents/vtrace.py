@@ -17,6 +17,7 @@ from zerocopy_seed.config import VTraceConfig
 from zerocopy_seed.ops import counters
 from zerocopy_seed.ops.collectives import local_copy, sum_over_devices
 from zerocopy_seed.ops.distributions import make_distribution
+from zerocopy_seed.ops.random import next_uniforms
 from zerocopy_seed.ops.vtrace import clipped_ratio, vtrace
 from zerocopy_seed.recurrent import initial_recurrent, network_input_step, network_input_unroll
 from zerocopy_seed.types import (
@@ -123,8 +124,8 @@ def make_vtrace_agent(
         if mode is Mode.EVALUATE and config.eval_greedy:
             action = distribution.mode(policy)
         else:
-            key, sample_key = jnp.moveaxis(jax.vmap(jax.random.split)(key), 1, 0)
-            action = distribution.sample(policy, sample_key)
+            key, uniforms = next_uniforms(key, distribution.num_uniforms)
+            action = distribution.sample(policy, uniforms)
         recurrent = state.recurrent._replace(core=core, frames=frames, last_action=action)
         log_prob = distribution.log_prob(policy, action)
         return action, VTraceOutput(log_prob), AgentState(recurrent, Exploration(key))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +16,6 @@ from zerocopy_envs.errors import UserError
 from zerocopy_envs.types import ActionSpec, DiscreteAction, MultiDiscreteAction
 
 Array = jax.Array
-Key = Any  # a typed threefry PRNG key
 
 ILLEGAL_LOGIT = -1e9  # finite: 0 * -inf is NaN, in values and in gradients
 _MAX_UNROLLED_ACTIONS = 64
@@ -27,19 +25,20 @@ _MAX_UNROLLED_ACTIONS = 64
 class ActionDistribution:
     """A family of distributions over one kind of action: pure functions of its parameters.
 
-    All but `num_params` work over any leading dimensions, here [...].
+    All but the two numbers work over any leading dimensions, here [...].
 
     Attributes:
       num_params: P, how many numbers a network must put out per row.
-      sample: params [..., P], typed keys [...] -> action [...] or [..., heads], int32. A row's draw
-        depends on that row's key and params alone, whoever shares its batch.
+      num_uniforms: U, how many random numbers a sample takes.
+      sample: params [..., P], uniforms [..., U] float32 in [0, 1) -> action [...] or [..., heads], int32.
       mode: params [..., P] -> the most probable action.
       log_prob: params [..., P], action -> [...] float32; about -1e9 for an illegal action.
       entropy: params [..., P] -> [...] float32, in nats.
     """
 
     num_params: int
-    sample: Callable[[Array, Key], Array]
+    num_uniforms: int
+    sample: Callable[[Array, Array], Array]
     mode: Callable[[Array], Array]
     log_prob: Callable[[Array, Array], Array]
     entropy: Callable[[Array], Array]
@@ -80,10 +79,7 @@ def apply_action_mask(logits: Array, mask: Array) -> Array:
 
 
 def _categorical(num_values: int) -> ActionDistribution:
-    def sample(params: Array, keys: Key) -> Array:
-        return _sample(params, _uniforms(keys, _num_uniforms(num_values)))
-
-    return ActionDistribution(num_values, sample, _mode, _log_prob, _entropy)
+    return ActionDistribution(num_values, _num_uniforms(num_values), _sample, _mode, _log_prob, _entropy)
 
 
 def _multi_categorical(num_values: tuple[int, ...]) -> ActionDistribution:
@@ -93,8 +89,8 @@ def _multi_categorical(num_values: tuple[int, ...]) -> ActionDistribution:
     def heads(params: Array) -> list[Array]:
         return [params[..., start:end] for start, end in zip(starts, starts[1:], strict=False)]
 
-    def sample(params: Array, keys: Key) -> Array:
-        uniforms, actions, used = _uniforms(keys, sum(num_uniforms)), [], 0
+    def sample(params: Array, uniforms: Array) -> Array:
+        actions, used = [], 0
         for logits, count in zip(heads(params), num_uniforms, strict=True):
             actions.append(_sample(logits, uniforms[..., used : used + count]))
             used += count
@@ -109,7 +105,7 @@ def _multi_categorical(num_values: tuple[int, ...]) -> ActionDistribution:
     def entropy(params: Array) -> Array:
         return sum((_entropy(logits) for logits in heads(params)), start=jnp.float32(0))
 
-    return ActionDistribution(starts[-1], sample, mode, log_prob, entropy)
+    return ActionDistribution(starts[-1], sum(num_uniforms), sample, mode, log_prob, entropy)
 
 
 def _log_softmax(logits: Array) -> Array:
@@ -133,12 +129,6 @@ def _entropy(logits: Array) -> Array:
 
 def _num_uniforms(num_values: int) -> int:
     return 1 if num_values <= _MAX_UNROLLED_ACTIONS else num_values
-
-
-def _uniforms(keys: Key, count: int) -> Array:
-    """[...] keys -> [..., count] float32 in [0, 1), each row from its own key."""
-    draws = jax.vmap(lambda key: jax.random.uniform(key, (count,)))(keys.reshape(-1))
-    return draws.reshape((*keys.shape, count))
 
 
 def _sample(logits: Array, uniforms: Array) -> Array:

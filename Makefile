@@ -48,7 +48,7 @@ clean:  ## remove the virtual environment and caches; keeps runs/
 # The stamp comes last, so an interrupted set-up starts over.
 $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c $(SUPPORTED) 2>/dev/null || { echo "make: Python 3.11, 3.12 or 3.13 (with venv) is needed," \
-	  "found $$($(PYTHON) --version 2>&1 || echo none); name one with PYTHON=/path/to/python" >&2; exit 1; }
+	  "found $$($(PYTHON) --version 2>/dev/null || echo no $(PYTHON)); name one with PYTHON=/path/to/python" >&2; exit 1; }
 	rm -rf $(VENV)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock

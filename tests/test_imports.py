@@ -18,8 +18,8 @@ LAYERS = (
     ("bench", "doctor"),
     ("policy",),
     ("loops",),
-    ("checkpoint", "metrics", "progress"),
-    ("manifest",),
+    ("checkpoint", "plotting", "progress"),
+    ("manifest", "metrics"),
     ("leaves",),
     ("remote",),
     ("rollout", "episodes"),
@@ -190,7 +190,7 @@ for place, name in enumerate(sys.argv[2:]):
 """
     command = [sys.executable, "-c", program, str(len(names)), *names, *adapters]
     result = subprocess.run(
-        command, capture_output=True, text=True, env={"PYTHONPATH": f"{ROOT}:{ROOT / 'envs'}"}
+        command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'envs'}"}
     )
     assert (result.returncode, result.stderr) == (0, "")
 
@@ -203,7 +203,7 @@ def test_the_rules_notice_what_breaks_them(tmp_path):
         "seed/ops/__init__.py": "",
         "seed/ops/targets.py": "from zerocopy_seed.agents import actor_critic",
         "seed/agents/__init__.py": "from . import actor_critic\nfrom .. import types",
-        "seed/agents/actor_critic.py": "import jax\ndef f():\n  import zerocopy_seed.loops\n  return jax.jit(g)",
+        "seed/agents/actor_critic.py": "import jax\ndef f():\n  import zerocopy_seed.loops\n  jax.jit(f)",
         "seed/loops/__init__.py": "import time, jax\nrun = jax.jit(f)",
         "envs/__init__.py": "import zerocopy_seed.types",
         "envs/testing.py": "import jax\ndef check():\n  return jax.jit(f)",

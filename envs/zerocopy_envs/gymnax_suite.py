@@ -234,7 +234,9 @@ def _bound(value: Any) -> float | None:
 
 
 def _like(default: Any, value: Any) -> Any:
-    return jnp.asarray(value, default.dtype) if isinstance(default, jax.Array) else value
+    if isinstance(default, jax.Array):
+        return jnp.asarray(value, default.dtype)
+    return float(value) if isinstance(default, float) else value
 
 
 def _strong(value: Any, dtype: Any) -> Array:

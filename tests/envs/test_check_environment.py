@@ -43,7 +43,7 @@ calls = iter(range(1000))
 @pytest.mark.parametrize(
     ("environment", "words"),
     [
-        (Changed(reset=change(reward=lambda t: 0.0)), ["reset", "reward", "float32[]", "float"]),
+        (Changed(reset=change(reward=lambda t: 0.0)), ["reset: reward", "weakly typed"]),
         (Changed(reset=change(reward=lambda t: jnp.asarray(0.0))), ["reset", "reward", "weakly typed"]),
         (Changed(step=change(reward=lambda t: jnp.int32(0))), ["step", "reward", "float32[]", "int32[]"]),
         (Changed(reset=change(reward=lambda t: t.reward + 1)), ["step 0", "reward", "0 at FIRST"]),

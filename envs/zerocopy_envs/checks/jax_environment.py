@@ -65,10 +65,14 @@ def _check_types(name: str, environment: Environment) -> None:
     after_step = jax.eval_shape(environment.step, after_reset[0], action)
     for where, (state, timestep) in (("reset", after_reset), ("step", after_step)):
         check_timestep_types(name, where, environment.spec, timestep, ())
-        for path, leaf in jax.tree.leaves_with_path((state, timestep)):
+        leaves = [
+            *((f"state{jax.tree_util.keystr(path)}", leaf) for path, leaf in jax.tree.leaves_with_path(state)),
+            *((_field(path), leaf) for path, leaf in jax.tree.leaves_with_path(timestep)),
+        ]
+        for field, leaf in leaves:
             if leaf.weak_type:
                 raise UserError(
-                    f"{name}: {where}: {_field(path)}",
+                    f"{name}: {where}: {field}",
                     expected="a strongly typed array",
                     found=f"weakly typed {leaf.dtype}",
                     remedy="give it a dtype, as in jnp.int32(0); a weak type makes loops compile twice",

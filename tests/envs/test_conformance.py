@@ -5,7 +5,15 @@ from zerocopy_envs import environment_names, suite_names
 from zerocopy_envs.testing import check_environment
 
 # Compiling these takes many seconds each.
-SLOW = {"gymnax:Asterix-MinAtar", "gymnax:Freeway-MinAtar", "gymnax:Seaquest-MinAtar"}
+SLOW = {
+    "gymnax:Asterix-MinAtar",
+    "gymnax:Freeway-MinAtar",
+    "gymnax:Seaquest-MinAtar",
+    "gymnax:SpaceInvaders-MinAtar",
+    "gymnax:MetaMaze-misc",
+    "gymnax:PointRobot-misc",
+    "gymnax:Acrobot-v1",
+}
 PROBES = [
     f"zerocopy_envs.probes:{probe}"
     for probe in (

@@ -15,7 +15,9 @@ def test_importing_and_listing_import_no_jax_and_no_suite():
     )
     path = [path for path in sys.path if path]
     out = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path[:0] = {path}\n{program}"], capture_output=True, text=True
+        [sys.executable, "-c", f"import sys; sys.path[:0] = {path}\n{program}"],
+        capture_output=True,
+        text=True,
     )
     assert out.stdout.strip() == "[]", out.stderr
 

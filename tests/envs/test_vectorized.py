@@ -125,7 +125,7 @@ def test_under_vmap_over_seeds():
 
 @pytest.mark.parametrize("name", ["zerocopy:Catch", "gymnax:CartPole-v1"])
 def test_inside_shard_map(name):
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("data",))
     over_data = jax.sharding.PartitionSpec("data")
     vectorized = Vectorized(make(name))
 

@@ -108,7 +108,7 @@ def _check_slots_apart(
     generator: Any,
     environment: Environment,
 ) -> None:
-    """Slot 0 again, with other actions after each LAST and other neighbours: all must be equal, bit for bit."""
+    """Slot 0 again, with other actions after each LAST and other neighbours: it must be bit for bit equal."""
     others = random_actions(generator, environment.spec.action, actions.shape[:2])
     after_last = stream.step_type[:-1, 0] == StepType.LAST
     others[:, 0] = np.where(after_last.reshape(-1, *(1,) * (actions.ndim - 2)), others[:, 0], actions[:, 0])

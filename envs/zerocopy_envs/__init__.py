@@ -1,4 +1,4 @@
-"""Environments under one contract, by name. Importing this imports no JAX; `wrappers`, `testing` are modules of their own."""
+"""Environments under one contract, by name. Imports no JAX: what needs it (`wrappers`) is imported apart."""
 
 from zerocopy_envs.errors import UserError
 from zerocopy_envs.listing import EnvironmentRow, describe_environments

@@ -61,7 +61,9 @@ class Catch:
         caught = jnp.where(state.ball[1] == paddle, jnp.float32(1), jnp.float32(-1))
         step_type = jnp.where(ended, jnp.int8(StepType.LAST), jnp.int8(StepType.MID))
         reward = jnp.where(ended, caught, jnp.float32(0))
-        return state, self._timestep(state, step_type, reward, jnp.where(ended, jnp.float32(0), jnp.float32(1)))
+        return state, self._timestep(
+            state, step_type, reward, jnp.where(ended, jnp.float32(0), jnp.float32(1))
+        )
 
     def _timestep(self, state: CatchState, step_type: Array, reward: Array, discount: Array) -> TimeStep:
         # Comparing index grids instead of scattering: a scatter is a serial loop on the CPU.

@@ -9,7 +9,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-# gymnax 1.0.1 imports these at the top of its environments: 5 of the 6 seconds of `import gymnax` on two cores.
+# gymnax 1.0.1 imports these with its environments: 5 of the 6 seconds of `import gymnax` on two cores.
 _PLOTTING = ("matplotlib", "matplotlib.pyplot", "matplotlib.colors", "seaborn")
 
 
@@ -26,7 +26,7 @@ class _Deferred(types.ModuleType):
 
 @contextlib.contextmanager
 def deferred_plotting() -> Iterator[None]:
-    """Within it, an import of a plotting package gets a stand-in; packages already imported are left alone."""
+    """Within it, importing a plotting package gives a stand-in; packages already imported are left alone."""
     stand_ins = {name: _Deferred(name) for name in _PLOTTING if name not in sys.modules}
     if "matplotlib" not in stand_ins:
         stand_ins = {name: module for name, module in stand_ins.items() if name == "seaborn"}

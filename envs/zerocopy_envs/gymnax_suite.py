@@ -17,7 +17,6 @@ the environment's parameters and the arguments of its constructor, under their o
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -135,10 +134,10 @@ class GymnaxEnvironment:
         return False
 
     def _state_types(self) -> Any:
-        """dtypes that hold both reset's and step's state: gymnax starts some fields as weak or whole numbers."""
-
+        """dtypes that hold reset's and step's state: gymnax starts some fields as weak or whole numbers."""
         key = jax.random.key(0, impl="threefry2x32")
         start = jax.eval_shape(lambda key: self._reset_env(key)[1], key)
+        types = jax.tree.map(lambda a: a.dtype, start)
         for _ in range(3):
             after = jax.eval_shape(lambda *args: self._step_env(*args)[1], key, start, self._some_action())
             types = jax.tree.map(lambda a, b: np.promote_types(a.dtype, b.dtype), start, after)
@@ -147,7 +146,7 @@ class GymnaxEnvironment:
 
     def _some_action(self) -> Array:
         action = self.spec.action
-        return jnp.int32(0) if isinstance(action, DiscreteAction) else jnp.zeros(action.shape, jnp.float32)
+        return jnp.zeros(action.shape) if isinstance(action, BoundedAction) else jnp.int32(0)
 
 
 def make_environment(name: str, **settings: Any) -> GymnaxEnvironment:
@@ -162,13 +161,14 @@ def make_environment(name: str, **settings: Any) -> GymnaxEnvironment:
       UserError: an unknown setting, with the nearest one there is, or a value that the environment refuses.
     """
     full_name = f"gymnax:{name}"
-    factory = registration._registry[name] if name in registration._registry else None
-    if factory is None:
-        raise UserError(f"environment {full_name!r}", expected="one that this version of gymnax has")
-    arguments = signature_settings(factory) or {}
+    if name not in registration.registered_envs:
+        raise UserError(f"environment {full_name!r}", expected="one that the installed gymnax has")
+    environment = registration.make(name)[0]
+    arguments = signature_settings(type(environment)) or {}
     constructor = {key: value for key, value in settings.items() if key in arguments}
     check_settings(full_name, constructor, arguments)
-    environment = _construct(full_name, factory, constructor)
+    if constructor:
+        environment = _construct(name, constructor)
     params = environment.default_params
     fields = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
     check_settings(full_name, settings, {**fields, **arguments})
@@ -194,12 +194,12 @@ def make_environment(name: str, **settings: Any) -> GymnaxEnvironment:
     return GymnaxEnvironment(name, environment, params)
 
 
-def _construct(name: str, factory: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def _construct(name: str, arguments: dict[str, Any]) -> Any:
     try:
-        return factory(**arguments)
+        return registration.make(name, **arguments)[0]
     except (AssertionError, TypeError, ValueError) as error:
         raise UserError(
-            f"{name}: settings {arguments}",
+            f"gymnax:{name}: settings {arguments}",
             expected="values that gymnax accepts",
             found=f"{type(error).__name__}: {error}",
         ) from error
@@ -234,7 +234,9 @@ def _bound(value: Any) -> float | None:
 
 
 def _like(default: Any, value: Any) -> Any:
-    return jnp.asarray(value, default.dtype) if isinstance(default, jax.Array) else value
+    if isinstance(default, jax.Array):
+        return jnp.asarray(value, default.dtype)
+    return float(value) if isinstance(default, float) else value
 
 
 def _strong(value: Any, dtype: Any) -> Array:

@@ -1,4 +1,4 @@
-"""One row per registered environment, for `zerocopy-seed envs`. Making an environment imports what it needs."""
+"""One row per registered environment, for `zerocopy-seed envs`. Making one imports what it needs."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ Each is a factory for `make("zerocopy_envs.probes:NAME")`. With discount gamma:
 - `truncated(length)`: reward 1 a step, cut after `length` steps, never terminated. V = 1 / (1 - gamma).
 - `masked`: one step, three actions, one of which is illegal (the mask names it) and would pay 10;
   of the legal ones the one that the observation names pays 1, the other 0. V* = 1.
-- `two_heads`: one step, heads of 3 and 2 values; reward 1/2 for each head that copies the observation. V* = 1.
+- `two_heads`: one step, heads of 3 and 2 values; 1/2 for each head that copies the observation. V* = 1.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def truncated(length: int = 5) -> Probe:
 def masked() -> Probe:
     """One step with an illegal action that would pay 10: is the mask kept?
 
-    The observation is a dict: `action_mask` bool [3], and `target` float32 [3], one-hot, the legal action that pays.
+    The observation: `action_mask` bool [3], and `target` float32 [3], one-hot, the legal action that pays.
     """
 
     def draw(key: Key) -> tuple[Array, Array]:

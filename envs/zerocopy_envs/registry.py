@@ -1,4 +1,6 @@
-"""Environments by name: `suite:name` and `package.module:factory`. Imports no JAX, and no suite until it is asked for.
+"""Environments by name: `suite:name` and `package.module:factory`.
+
+Imports no JAX, and no suite until it is asked for.
 
 A third party's package registers with the entry point group `zerocopy_seed.environments`: the entry point's
 name is the suite's, its object a `Suite`.
@@ -178,7 +180,7 @@ def environment_kind(environment: Any, name: str = "") -> Literal["jax", "host"]
             return "jax"
     raise UserError(
         subject,
-        expected="spec (an EnvironmentSpec) with reset and step, or with num_envs, reset, send, recv and close",
+        expected="a spec (EnvironmentSpec), and reset and step, or num_envs, reset, send, recv and close",
         found=f"{type(environment).__name__}",
     )
 

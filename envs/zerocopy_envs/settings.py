@@ -24,8 +24,11 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def signature_settings(factory: Callable[..., Any]) -> dict[str, Any] | None:
-    """Names and defaults that `factory` takes as keywords, or None if it takes any."""
-    parameters = inspect.signature(factory).parameters.values()
+    """Names and defaults that `factory` takes as keywords, or None if it takes any or does not say."""
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except ValueError:  # some built-in types have no signature
+        return None
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None
     by_keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

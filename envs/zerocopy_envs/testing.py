@@ -1,7 +1,7 @@
 """A conformance check that any environment, ours or a user's, must pass. JAX is imported only for JAX ones.
 
-    from zerocopy_envs.testing import check_environment
-    check_environment("my_package.environments:make_maze", size=9)
+from zerocopy_envs.testing import check_environment
+check_environment("my_package.environments:make_maze", size=9)
 """
 
 from __future__ import annotations

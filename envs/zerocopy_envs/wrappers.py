@@ -56,7 +56,9 @@ class Vectorized:
         """
         episode = jnp.zeros(keys.shape, jnp.int32)
         state, timestep = self._reset(keys, episode)
-        return VectorState(state, keys, episode, jnp.zeros(keys.shape, bool)), timestep
+        ended = jnp.zeros(keys.shape, bool)
+        slots = jax.random.key_data(keys)[:, 0] == 0
+        return _varying_like(slots, (VectorState(state, keys, episode, ended), timestep))
 
     def step(self, state: VectorState, actions: Array) -> tuple[VectorState, TimeStep]:
         """Steps every slot; a slot whose last timestep was LAST starts its next episode instead.
@@ -70,6 +72,7 @@ class Vectorized:
         """
         episode = state.episode + state.ended
         stepped = jax.vmap(self.environment.step)(state.environment, actions)
+        stepped = _varying_like(state.ended, stepped)
 
         def with_resets(stepped: Any) -> Any:
             fresh = self._reset(state.key, episode)
@@ -85,6 +88,15 @@ class Vectorized:
 def episode_key(key: Key, episode: Array | int) -> Key:
     """The key that a slot's episode number `episode` (from 0) starts from."""
     return jax.random.fold_in(key, episode)
+
+
+def _varying_like(slots: Array, tree: Any) -> Any:
+    """Marks leaves [B, ...] inside shard_map as varying over the devices that `slots` [B] bool varies over.
+
+    A loop's carry must keep its type, which a constant (an initial `time`, the same on all devices) would
+    not. Choosing between a leaf and itself is compiled to nothing.
+    """
+    return jax.tree.map(lambda leaf: _where(slots, leaf, leaf), tree)
 
 
 def _where(mask: Array, new: Array, old: Array) -> Array:

@@ -3,12 +3,12 @@ import numpy as np
 from zerocopy_envs import StepType, make
 
 
-def play(environment, key, choose):
+def play(environment, step, key, choose):
     """Boards, rewards and the last timestep of one episode."""
     state, timestep = environment.reset(key)
     boards, rewards = [np.asarray(timestep.observation)], []
     while timestep.step_type != StepType.LAST:
-        state, timestep = environment.step(state, choose(boards[-1]))
+        state, timestep = step(state, choose(boards[-1]))
         boards.append(np.asarray(timestep.observation))
         rewards.append(float(timestep.reward))
     return boards, rewards, timestep
@@ -27,17 +27,18 @@ def away(board):
 
 def test_rules():
     environment = make("zerocopy:Catch")
+    step = jax.jit(environment.step)
     columns = set()
     for seed in range(8):
         key = jax.random.key(seed, impl="threefry2x32")
-        boards, rewards, last = play(environment, key, towards)
+        boards, rewards, last = play(environment, step, key, towards)
         assert rewards == [0.0] * 8 + [1.0]
         assert last.discount == 0
         for t, board in enumerate(boards[:-1]):
             assert board.shape == (10, 5) and board.sum() == 2 and board[t].sum() == 1 and board[9].sum() == 1
         assert boards[-1].sum() == 1, "the caught ball is where the paddle is"
         columns.add(int(boards[0][0].argmax()))
-        _, rewards, last = play(environment, key, away)
+        _, rewards, last = play(environment, step, key, away)
         assert rewards == [0.0] * 8 + [-1.0] and last.discount == 0
     assert len(columns) > 2
 

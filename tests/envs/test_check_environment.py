@@ -43,7 +43,7 @@ calls = iter(range(1000))
 @pytest.mark.parametrize(
     ("environment", "words"),
     [
-        (Changed(reset=change(reward=lambda t: 0.0)), ["reset", "reward", "float32[]", "float"]),
+        (Changed(reset=change(reward=lambda t: 0.0)), ["reset: reward", "weakly typed"]),
         (Changed(reset=change(reward=lambda t: jnp.asarray(0.0))), ["reset", "reward", "weakly typed"]),
         (Changed(step=change(reward=lambda t: jnp.int32(0))), ["step", "reward", "float32[]", "int32[]"]),
         (Changed(reset=change(reward=lambda t: t.reward + 1)), ["step 0", "reward", "0 at FIRST"]),
@@ -54,8 +54,14 @@ calls = iter(range(1000))
         (Changed(step=change(discount=lambda t: t.discount * 0)), ["step 1", "0 at LAST only"]),
         (Changed(step=change(discount=lambda t: t.discount * 0.9)), ["discount", "0 or 1", "0.9"]),
         (Changed(step=change(observation=lambda t: t.observation * 2)), ["observation", "<= 1.0", "2."]),
-        (Changed(step=change(observation=lambda t: t.observation * jnp.nan)), ["observation", "finite", "nan"]),
-        (Changed(step=change(observation=lambda t: jnp.zeros(2))), ["observation", "float32[1]", "float32[2]"]),
+        (
+            Changed(step=change(observation=lambda t: t.observation * jnp.nan)),
+            ["observation", "finite", "nan"],
+        ),
+        (
+            Changed(step=change(observation=lambda t: jnp.zeros(2))),
+            ["observation", "float32[1]", "float32[2]"],
+        ),
         (Changed(step=lambda s, t: (s._replace(time=s.time.astype(float)), t)), ["state", "time", "int32[]"]),
         (Changed(step=lambda s, t: ((s, s), t)), ["step", "state", "structure"]),
         (Changed(step=lambda s, t: (s, tuple(t))), ["step", "a TimeStep", "tuple"]),

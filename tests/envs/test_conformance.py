@@ -4,8 +4,21 @@ import pytest
 from zerocopy_envs import environment_names, suite_names
 from zerocopy_envs.testing import check_environment
 
-# Compiling these takes many seconds each.
-SLOW = {"gymnax:Asterix-MinAtar", "gymnax:Freeway-MinAtar", "gymnax:Seaquest-MinAtar"}
+# Compiling takes seconds each: the default run has one environment of every kind, the slow run all.
+QUICK = {
+    "zerocopy:Catch",
+    "gymnax:CartPole-v1",
+    "gymnax:Pendulum-v1",
+    "gymnax:Breakout-MinAtar",
+    "gymnax:DeepSea-bsuite",
+    "gymnax:MemoryChain-bsuite",
+    "gymnax:UmbrellaChain-bsuite",
+    "gymnax:DiscountingChain-bsuite",
+    "gymnax:SimpleBandit-bsuite",
+    "gymnax:FourRooms-misc",
+    "gymnax:FrozenLake-misc",
+    "gymnax:Swimmer-misc",
+}
 PROBES = [
     f"zerocopy_envs.probes:{probe}"
     for probe in (
@@ -23,10 +36,14 @@ REGISTERED = [name for suite in suite_names() for name in environment_names(suit
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in PROBES + REGISTERED],
+    PROBES + [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in REGISTERED],
 )
 def test_conforms(name):
     check_environment(name)
+
+
+def test_the_quick_ones_are_registered():
+    assert set(REGISTERED) > QUICK
 
 
 @pytest.mark.parametrize(

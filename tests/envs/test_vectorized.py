@@ -1,7 +1,5 @@
 """The resetting wrapper against episodes played one by one."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -69,11 +67,11 @@ def test_the_action_after_last_is_ignored_and_first_earns_nothing():
 
 
 def test_a_slot_does_not_notice_its_neighbours():
-    environment = make("gymnax:FourRooms-misc", max_steps_in_episode=9)
-    keys, others = slot_keys(5), slot_keys(5, seed=1)
-    actions = np.random.default_rng(0).integers(0, 4, (40, 5), np.int32)
+    environment = make("gymnax:CartPole-v1")
+    keys, others = slot_keys(3), slot_keys(3, seed=1)
+    actions = np.random.default_rng(0).integers(0, 2, (30, 3), np.int32)
     whole = play(environment, keys, actions)
-    mixed = play(environment, others.at[2].set(keys[2]), np.where(np.arange(5) == 2, actions, 3))
+    mixed = play(environment, others.at[2].set(keys[2]), np.where(np.arange(3) == 2, actions, 1))
     alone = play(environment, keys[2:3], actions[:, 2:3])
     for other, slot in ((mixed, 2), (alone, 0)):
         jax.tree.map(lambda a, b, slot=slot: np.testing.assert_array_equal(a[:, 2], b[:, slot]), whole, other)
@@ -84,6 +82,9 @@ def test_state_keeps_its_types_and_step_compiles_once():
     state, timestep = jax.jit(vectorized.reset)(slot_keys(2))
     traced = []
 
+    def types(tree):
+        return jax.tree.map(lambda leaf: jax.typeof(leaf), tree)
+
     @jax.jit
     def step(state, actions):
         traced.append(1)
@@ -91,10 +92,7 @@ def test_state_keeps_its_types_and_step_compiles_once():
 
     for _ in range(3):
         new_state, new_timestep = step(state, jnp.zeros(2, jnp.int32))
-        for old, new in zip(
-            jax.tree.leaves((state, timestep)), jax.tree.leaves((new_state, new_timestep)), strict=True
-        ):
-            assert (old.shape, old.dtype, old.weak_type) == (new.shape, new.dtype, False)
+        assert types((new_state, new_timestep)) == types((state, timestep))
         state = new_state
     assert len(traced) == 1
 
@@ -108,11 +106,9 @@ def test_resets_are_computed_only_when_needed():
     assert "cond" in outside and not any("random" in name or "threefry" in name for name in outside)
 
 
-@pytest.mark.parametrize("name", ["zerocopy:Catch", "gymnax:FrozenLake-misc"])
-def test_under_vmap_over_seeds(name):
-    environment = make(name)
-    num_actions = environment.spec.action.num_values
-    actions = np.random.default_rng(0).integers(0, num_actions, (25, 3), np.int32)
+def test_under_vmap_over_seeds():
+    environment = make("gymnax:FrozenLake-misc")
+    actions = np.random.default_rng(0).integers(0, 4, (25, 3), np.int32)
     seeds = [slot_keys(3, seed) for seed in (0, 1)]
     vectorized = Vectorized(environment)
 
@@ -127,12 +123,11 @@ def test_under_vmap_over_seeds(name):
         )
 
 
-def test_inside_shard_map():
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
-    sharded = functools.partial(
-        jax.shard_map, mesh=mesh, in_specs=jax.sharding.PartitionSpec("data")
-    )
-    vectorized = Vectorized(make("zerocopy:Catch"))
+@pytest.mark.parametrize("name", ["zerocopy:Catch", "gymnax:CartPole-v1"])
+def test_inside_shard_map(name):
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("data",))
+    over_data = jax.sharding.PartitionSpec("data")
+    vectorized = Vectorized(make(name))
 
     def run(keys):
         state, _ = vectorized.reset(keys)
@@ -140,5 +135,5 @@ def test_inside_shard_map():
         return jax.lax.scan(vectorized.step, state, actions)[1].reward.T
 
     keys = slot_keys(4)
-    over = sharded(run, out_specs=jax.sharding.PartitionSpec("data"))
-    np.testing.assert_array_equal(jax.jit(over)(keys), jax.jit(run)(keys))
+    sharded = jax.shard_map(run, mesh=mesh, in_specs=over_data, out_specs=over_data)
+    np.testing.assert_array_equal(jax.jit(sharded)(keys), jax.jit(run)(keys))

@@ -51,7 +51,7 @@ def check_host_environment(name: str, environment: HostEnvironment, num_steps: i
 
 
 def _play(name: str, environment: HostEnvironment, actions: np.ndarray, seed: int) -> TimeStep:
-    """Timesteps [T+1, N], put in each slot's own order; arrays are copied, since `recv` may reuse its buffers."""
+    """Timesteps [T+1, N] in each slot's own order; copies, since `recv` may reuse its buffers."""
     num_steps, num_envs = actions.shape[:2]
     first = environment.reset([seed + slot for slot in range(num_envs)])
     check_timestep_types(name, "reset", environment.spec, first, (num_envs,))

@@ -65,15 +65,25 @@ def _check_types(name: str, environment: Environment) -> None:
     after_step = jax.eval_shape(environment.step, after_reset[0], action)
     for where, (state, timestep) in (("reset", after_reset), ("step", after_step)):
         check_timestep_types(name, where, environment.spec, timestep, ())
-        for path, leaf in jax.tree.leaves_with_path((state, timestep)):
+        leaves = [
+            *(
+                (f"state{jax.tree_util.keystr(path)}", leaf)
+                for path, leaf in jax.tree.leaves_with_path(state)
+            ),
+            *((_field(path), leaf) for path, leaf in jax.tree.leaves_with_path(timestep)),
+        ]
+        for field, leaf in leaves:
             if leaf.weak_type:
                 raise UserError(
-                    f"{name}: {where}: {_field(path)}",
+                    f"{name}: {where}: {field}",
                     expected="a strongly typed array",
                     found=f"weakly typed {leaf.dtype}",
                     remedy="give it a dtype, as in jnp.int32(0); a weak type makes loops compile twice",
                 )
-    for part, before, after in (("state", after_reset[0], after_step[0]), ("timestep", after_reset[1], after_step[1])):
+    for part, before, after in (
+        ("state", after_reset[0], after_step[0]),
+        ("timestep", after_reset[1], after_step[1]),
+    ):
         if jax.tree.structure(before) != jax.tree.structure(after):
             raise UserError(
                 f"{name}: step: {part}",
@@ -90,9 +100,15 @@ def _check_types(name: str, environment: Environment) -> None:
 
 
 def _check_slots_apart(
-    name: str, rollout: Any, keys: Key, actions: np.ndarray, stream: TimeStep, generator: Any, environment: Environment
+    name: str,
+    rollout: Any,
+    keys: Key,
+    actions: np.ndarray,
+    stream: TimeStep,
+    generator: Any,
+    environment: Environment,
 ) -> None:
-    """Slot 0 again, with other actions after each LAST and other neighbours: nothing may change, bit for bit."""
+    """Slot 0 again, with other actions after each LAST and other neighbours: it must be bit for bit equal."""
     others = random_actions(generator, environment.spec.action, actions.shape[:2])
     after_last = stream.step_type[:-1, 0] == StepType.LAST
     others[:, 0] = np.where(after_last.reshape(-1, *(1,) * (actions.ndim - 2)), others[:, 0], actions[:, 0])
@@ -110,7 +126,9 @@ def _check_slots_apart(
             )
 
 
-def _check_plain(name: str, environment: Environment, key: Key, actions: np.ndarray, stream: TimeStep) -> None:
+def _check_plain(
+    name: str, environment: Environment, key: Key, actions: np.ndarray, stream: TimeStep
+) -> None:
     """Slot 0's first episode step by step, without vmap, scan and the resetting wrapper."""
     reset, step = _jit(environment.reset), _jit(environment.step)
     state, timestep = reset(episode_key(key, 0))

@@ -76,7 +76,9 @@ def check_spec(name: str, spec: EnvironmentSpec) -> None:
             )
 
 
-def check_timestep_types(name: str, where: str, spec: EnvironmentSpec, timestep: Any, lead: tuple[int, ...]) -> None:
+def check_timestep_types(
+    name: str, where: str, spec: EnvironmentSpec, timestep: Any, lead: tuple[int, ...]
+) -> None:
     """Field dtypes and shapes of a timestep (arrays, or what `eval_shape` gives) against the spec.
 
     Args:
@@ -134,7 +136,9 @@ def check_stream(name: str, spec: EnvironmentSpec, timesteps: TimeStep) -> int:
         if wrong.any():
             t, slot = (int(index[0]) for index in np.nonzero(wrong)[:2])
             found = values[t + start, slot]
-            raise UserError(f"{name}: step {t + start}, slot {slot}: {field}", expected=expected, found=str(found))
+            raise UserError(
+                f"{name}: step {t + start}, slot {slot}: {field}", expected=expected, found=str(found)
+            )
 
     refuse(~np.isin(kind, list(StepType)), "step_type", "0, 1 or 2", kind)
     refuse(~first[:1], "step_type", "FIRST from reset", kind)

@@ -1,4 +1,4 @@
-"""Several passes over a batch of unrolls, each in shuffled minibatches."""
+"""A batch of unrolls taken in parts: several passes, shuffled minibatches, gradients piece by piece."""
 
 from __future__ import annotations
 
@@ -83,3 +83,38 @@ def scan_minibatches(
 
         carry, metrics = lax.scan(part, carry, columns)
     return carry, jax.tree.map(lambda rows: rows.mean(0), metrics)
+
+
+def sum_gradients(
+    gradients: Callable[[Any, Trajectory], tuple[Any, dict[str, Array]]],
+    params: Any,
+    batch: Trajectory,
+    *,
+    max_rows: int | None,
+) -> tuple[Any, dict[str, Array]]:
+    """`gradients(params, batch)` summed over pieces of the batch, which must be a sum over unrolls.
+
+    Args:
+      gradients: (params, Trajectory [T, b]) -> gradients, metrics (scalars), both sums over the unrolls.
+      params: what the gradients are by.
+      batch: [T, B].
+      max_rows: most rows (unrolls times steps) in a piece, if an even split allows; None takes all at once.
+
+    Returns:
+      The gradients and the metrics of the whole batch.
+    """
+    num_steps, num_unrolls = batch.action.shape[:2]
+    width = num_unrolls
+    if max_rows is not None:
+        fitting = [n for n in range(1, num_unrolls + 1) if num_unrolls % n == 0 and n * num_steps <= max_rows]
+        width = max(fitting, default=1)
+    if width == num_unrolls:
+        return gradients(params, batch)
+
+    def add_piece(total: Any, start: Array) -> tuple[Any, dict[str, Array]]:
+        piece, metrics = gradients(params, select_unrolls(batch, start + jnp.arange(width)))
+        return jax.tree.map(jnp.add, total, piece), metrics
+
+    starts = jnp.arange(0, num_unrolls, width)
+    total, metrics = lax.scan(add_piece, jax.tree.map(jnp.zeros_like, params), starts)
+    return total, jax.tree.map(lambda rows: rows.sum(0), metrics)

@@ -148,6 +148,7 @@ def measure(config: Config, *, rounds: int = 15, part_s: float = 0.1) -> dict[st
 
 def run(configs: Sequence[Config] = (DEFAULT_CONFIG,), *, as_json: bool = False) -> None:
     """Measures each of `configs` on one core and prints the figures; JSON comes as one object on the last line."""
+    pin_to_one_core()
     device = jax.devices()[0]
     results = []
     for config in configs:

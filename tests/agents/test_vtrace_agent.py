@@ -119,7 +119,7 @@ def test_env_steps_count_only_real_transitions():
 )
 def test_one_update_on_eight_devices_is_one_update_on_one(config):
     from zerocopy_seed.loops.on_device import (
-        DATA_AXIS, init_window, make_dispatch, shard_dispatch, shard_train_state,
+        DATA_AXIS, make_dispatch, make_window, metric_names, shard_dispatch, shard_train_state,
     )
 
     assert jax.device_count() == 8
@@ -133,7 +133,7 @@ def test_one_update_on_eight_devices_is_one_update_on_one(config):
         )
     )
     update = make_update(agent, environment, 13)
-    window = init_window(update, state)
+    window = make_window(len(metric_names(update, state)))
     alone, alone_window = jax.jit(make_dispatch(update))(state, window, jnp.int32(1))
 
     sharded_agent = make_agent(config, LSTM, environment.spec, axis_name=DATA_AXIS)

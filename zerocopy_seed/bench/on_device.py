@@ -16,7 +16,7 @@ from jax import lax
 
 from zerocopy_seed.agents import make_agent
 from zerocopy_seed.config import Config, EnvConfig, VTraceConfig
-from zerocopy_seed.loops.on_device import init_train_state, init_window, make_dispatch, make_update
+from zerocopy_seed.loops.on_device import init_train_state, make_dispatch, make_update, make_window
 from zerocopy_seed.loops.setup import make_environment
 from zerocopy_seed.rollout import unroll
 from zerocopy_seed.types import Mode
@@ -81,7 +81,7 @@ def make_parts(config: Config) -> tuple[dict[str, Callable[..., Any]], dict[str,
 
     update = make_update(agent, environment, config.agent.unroll_length)
     dispatch = make_dispatch(update)
-    window = init_window(update, state)
+    window = make_window(len(metrics))
 
     def whole(carry, repeats):
         return dispatch(*carry, repeats)

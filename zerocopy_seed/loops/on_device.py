@@ -40,9 +40,12 @@ class TrainState(NamedTuple):
 
 
 class Window(NamedTuple):
-    """Figures since the last log line: sums of the agent's metrics over `num_updates`, and episodes."""
+    """Figures since the last log line: `num_updates`, and sums over them of the agent's metrics, and episodes.
 
-    metric_sums: dict[str, CompensatedSum]
+    The metrics lie in one vector, in the order of their sorted names: a sum for each would be as many kernels.
+    """
+
+    metric_sums: CompensatedSum
     num_updates: Array
     episodes: EpisodeSums
 
@@ -93,10 +96,15 @@ def make_update(
     return update
 
 
-def init_window(update: Update, state: TrainState) -> Window:
-    """An empty window for the metrics that `update` returns (traced, not run)."""
+def metric_names(update: Update, state: TrainState) -> tuple[str, ...]:
+    """Sorted names of the metrics that `update` returns (traced, not run)."""
     _, metrics, _ = jax.eval_shape(update, state)
-    return Window({name: summation.make_sum() for name in metrics}, jnp.int32(0), make_episode_sums())
+    return tuple(sorted(metrics))
+
+
+def make_window(num_metrics: int) -> Window:
+    """An empty window."""
+    return Window(summation.make_sum((num_metrics,)), jnp.int32(0), make_episode_sums())
 
 
 def make_dispatch(update: Update) -> Callable[[TrainState, Window, Array], tuple[TrainState, Window]]:
@@ -109,7 +117,7 @@ def make_dispatch(update: Update) -> Callable[[TrainState, Window, Array], tuple
     def one_update(_, carry: tuple[TrainState, Window]) -> tuple[TrainState, Window]:
         state, window = carry
         state, metrics, counted = update(state)
-        sums = {name: summation.add(window.metric_sums[name], metrics[name]) for name in metrics}
+        sums = summation.add(window.metric_sums, jnp.stack([metrics[name] for name in sorted(metrics)]))
         return state, Window(sums, window.num_updates + 1, add_episodes(window.episodes, counted))
 
     def dispatch(state: TrainState, window: Window, num_updates: Array) -> tuple[TrainState, Window]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -13,18 +14,20 @@ import numpy as np
 from jax.sharding import Mesh
 
 from zerocopy_envs.errors import UserError
+from zerocopy_envs.wrappers import Vectorized
 from zerocopy_seed.agents import make_agent
 from zerocopy_seed.checkpoint import CheckpointError, Checkpointer
 from zerocopy_seed.config import Config
-from zerocopy_seed.config_file import dump_config, load_run_config, refuse_changed_mathematics
+from zerocopy_seed.config_file import RUN_CONFIG, dump_config, load_run_config, refuse_changed_mathematics
 from zerocopy_seed.loops.on_device import (
     DATA_AXIS,
     TrainState,
     Window,
     init_train_state,
-    init_window,
     make_dispatch,
     make_update,
+    make_window,
+    metric_names,
     shard_dispatch,
     shard_train_state,
 )
@@ -36,17 +39,16 @@ from zerocopy_seed.plotting import plot_learning_curve
 from zerocopy_seed.progress import Progress
 from zerocopy_seed.types import Agent
 
-# Between dispatches signals are heard and checkpoints made, so a dispatch is kept well under a second.
+# Signals are heard and checkpoints made between dispatches, so a dispatch is kept well under a second.
 _DISPATCH_S = 0.3
 
 
-class Run(NamedTuple):
-    """What the loop calls: `agent`, and `dispatch(state, window, num_updates)` compiled; `empty_window` to begin."""
+class Program(NamedTuple):
+    """What runs: `dispatch` (compiled, see `make_dispatch`), and the names of the metrics in its windows."""
 
     agent: Agent
-    dispatch: Any
-    empty_window: Window
-    compile_s: float
+    dispatch: Callable[[TrainState, Window, Any], tuple[TrainState, Window]]
+    metric_names: tuple[str, ...]
 
 
 def train(config: Config, run_dir: pathlib.Path, *, resume: bool = False) -> int:
@@ -55,7 +57,7 @@ def train(config: Config, run_dir: pathlib.Path, *, resume: bool = False) -> int
     Args:
       config: the experiment.
       run_dir: made if it is not there; without `resume` it must not hold a run.
-      resume: go on from the newest intact checkpoint of `run_dir`; with none, from the start.
+      resume: go on from the newest intact checkpoint of `run_dir`; if none was finished, from the start.
 
     Returns:
       The process's exit code: 0, or 1 if the last checkpoint could not be saved.
@@ -64,107 +66,119 @@ def train(config: Config, run_dir: pathlib.Path, *, resume: bool = False) -> int
       UserError: before anything is compiled or written, if the run cannot be begun.
     """
     environment = make_environment(config.env)
+    agent = make_agent(config.agent, config.network, environment.spec)
     mesh = _make_mesh(config.devices.num_devices)
-    axis_name = DATA_AXIS if mesh is not None else None
-    agent = make_agent(config.agent, config.network, environment.spec, axis_name=axis_name)
-    single_device_agent = make_agent(config.agent, config.network, environment.spec)
     _check_run_dir(config, run_dir, resume)
     use_compile_cache()
 
     def init() -> TrainState:
-        return init_train_state(single_device_agent, environment, config.seed, config.env.num_envs)
+        return init_train_state(agent, environment, config.seed, config.env.num_envs)
 
-    # Traced before anything is written: what does not fit together is refused here.
-    state_shapes = jax.eval_shape(init)
-    with StopRequest() as stop, Checkpointer(
-        run_dir / "checkpoints", config.checkpoint.max_to_keep, warn=_complain
-    ) as saves:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        (run_dir / "config.toml").write_text(dump_config(config))
-        started = time.perf_counter()
+    state_types = jax.eval_shape(init)  # traced before anything is written: what does not fit is refused here
+    with (
+        StopRequest() as stop,
+        Checkpointer(run_dir / "checkpoints", config.checkpoint.max_to_keep, warn=_complain) as saves,
+    ):
+        resumed_at = None
         if resume and saves.steps():
-            step, items = saves.restore(_checkpoint_items(agent, state_shapes))
+            resumed_at, items = saves.restore(_checkpoint_items(agent, state_types))
             state = TrainState(items["learner"], *items["loop"])
-            print(f"resuming {run_dir} at {step:,} env_steps", flush=True)
-        else:
-            step = None
-            state = jax.jit(init)()
-        update = make_update(
-            single_device_agent, environment, config.agent.unroll_length
-        )
-        window = init_window(update, state)
-        dispatch = make_dispatch(make_update(agent, environment, config.agent.unroll_length, axis_name=axis_name))
-        if mesh is not None:
-            dispatch = shard_dispatch(dispatch, mesh)
-            state = shard_train_state(state, mesh)
-        compiled = (
-            jax.jit(dispatch, donate_argnums=(0, 1)).lower(state, window, jnp.int32(1)).compile()
-        )
-        compile_s = time.perf_counter() - started
-        run = Run(agent, compiled, window, compile_s)
-        metrics = MetricsWriter(run_dir, tensorboard=config.metrics.tensorboard, resume_env_steps=step)
-        with metrics:
-            return _loop(config, run_dir, run, state, saves, metrics, stop)
-
-
-def _loop(
-    config: Config,
-    run_dir: pathlib.Path,
-    run: Run,
-    state: TrainState,
-    saves: Checkpointer,
-    metrics: MetricsWriter,
-    stop: StopRequest,
-) -> int:
-    total, line_every = config.total_env_steps, config.metrics.every_env_steps
-    steps_per_update = config.env.num_envs * config.agent.unroll_length
-    env_steps = as_int(state.learner.env_steps)
-    progress = Progress(total, sys.stdout, env_steps)
-    progress.compiled(run.compile_s)
-
-    window = _fresh(run.empty_window)
-    next_line = (env_steps // line_every + 1) * line_every
-    saved_at = line_at = time.monotonic()
-    line_env_steps = last_saved = env_steps
-    seconds_per_update = _DISPATCH_S
-    num_failed_saves = 0
-
-    while env_steps < total and not stop:
-        # An update takes at most steps_per_update, so this many cannot pass the total or skip a line by an update.
-        to_total = max(1, (total - env_steps) // steps_per_update)
-        to_line = max(1, -(-(next_line - env_steps) // steps_per_update))
-        num_updates = min(to_total, to_line, max(1, int(_DISPATCH_S / seconds_per_update)))
-        began = time.monotonic()
-        state, window = run.dispatch(state, window, np.int32(num_updates))
+            print(f"resuming {run_dir} at {resumed_at:,} env_steps", flush=True)
+        run_dir.mkdir(parents=True, exist_ok=True)
+        (run_dir / RUN_CONFIG).write_text(dump_config(config))
+        began = time.perf_counter()
+        if resumed_at is None:
+            state = _compile_once(init)()
+        program, state = _compile(config, environment, agent, state, mesh)
+        compile_s = time.perf_counter() - began
+        with (
+            MetricsWriter(
+                run_dir, tensorboard=config.metrics.tensorboard, resume_env_steps=resumed_at
+            ) as metrics,
+            Progress(config.total_env_steps, sys.stdout, as_int(state.learner.env_steps)) as progress,
+        ):
+            progress.compiled(compile_s)
+            state = _loop(config, program, state, saves, metrics, progress, stop)
         env_steps = as_int(state.learner.env_steps)
-        now = time.monotonic()
-        seconds_per_update = (now - began) / num_updates
-
-        save_due = now - saved_at >= config.checkpoint.every_s
-        last = env_steps >= total or bool(stop)
-        if env_steps >= next_line or save_due or last:
-            row = _metrics_row(state, jax.device_get(window))
-            row["env_steps_per_s"] = (env_steps - line_env_steps) / (now - line_at)
-            metrics.write(row)
-            progress.update(row)
-            window = _fresh(run.empty_window)
-            next_line = (env_steps // line_every + 1) * line_every
-            line_at, line_env_steps = now, env_steps
-        if save_due and not last:
-            num_failed_saves += not _save(saves, env_steps, run.agent, state)
-            saved_at, last_saved = time.monotonic(), env_steps
-
-    failed = False
-    if env_steps != last_saved or not saves.steps():
-        failed = not _save(saves, env_steps, run.agent, state)
-    failed = not _wait(saves) or failed
-    progress.close()
+        saved = _save_last(saves, env_steps, _checkpoint_items(agent, state))
     plot_learning_curve(run_dir, run_dir / "learning_curve.png")
-    if failed:
+    if not saved:
         print(f"{run_dir}: the last checkpoint could not be saved", file=sys.stderr)
         return 1
     print(f"saved {run_dir} at {env_steps:,} env_steps", flush=True)
     return 0
+
+
+def _compile(
+    config: Config, environment: Vectorized, agent: Agent, state: TrainState, mesh: Mesh | None
+) -> tuple[Program, TrainState]:
+    """The program, and the state laid out as it wants it."""
+    unroll_length = config.agent.unroll_length
+    update = make_update(agent, environment, unroll_length)
+    names = metric_names(update, state)
+    dispatch = make_dispatch(update)
+    if mesh is not None:
+        sharded_agent = make_agent(config.agent, config.network, environment.spec, axis_name=DATA_AXIS)
+        update = make_update(sharded_agent, environment, unroll_length, axis_name=DATA_AXIS)
+        dispatch = shard_dispatch(make_dispatch(update), mesh)
+        state = shard_train_state(state, mesh)
+    window = make_window(len(names))
+    lowered = jax.jit(dispatch, donate_argnums=(0, 1)).lower(state, window, jnp.int32(1))
+    return Program(agent, lowered.compile(), names), state
+
+
+def _loop(
+    config: Config,
+    program: Program,
+    state: TrainState,
+    saves: Checkpointer,
+    metrics: MetricsWriter,
+    progress: Progress,
+    stop: StopRequest,
+) -> TrainState:
+    total, line_every = config.total_env_steps, config.metrics.every_env_steps
+    steps_per_update = config.env.num_envs * config.agent.unroll_length
+    env_steps = line_env_steps = as_int(state.learner.env_steps)
+    next_line = _next_multiple(env_steps, line_every)
+    window = make_window(len(program.metric_names))
+    saved_at = line_at = time.monotonic()
+    seconds_per_update = _DISPATCH_S
+
+    while env_steps < total and not stop:
+        # An update takes at most steps_per_update: this many cannot overshoot the total or a line by an update.
+        to_total = max(1, (total - env_steps) // steps_per_update)
+        to_line = max(1, -(-(next_line - env_steps) // steps_per_update))
+        num_updates = min(to_total, to_line, max(1, int(_DISPATCH_S / seconds_per_update)))
+        began = time.monotonic()
+        state, window = program.dispatch(state, window, np.int32(num_updates))
+        env_steps = as_int(state.learner.env_steps)
+        now = time.monotonic()
+        seconds_per_update = (now - began) / num_updates
+
+        last = env_steps >= total or bool(stop)
+        save_due = not last and now - saved_at >= config.checkpoint.every_s
+        if last or save_due or env_steps >= next_line:
+            row = _metrics_row(state, window, program.metric_names)
+            row["env_steps_per_s"] = (env_steps - line_env_steps) / (now - line_at)
+            metrics.write(row)
+            progress.update(row)
+            window = make_window(len(program.metric_names))
+            next_line = _next_multiple(env_steps, line_every)
+            line_at, line_env_steps = now, env_steps
+        if save_due:
+            _try(lambda: saves.save(env_steps, _checkpoint_items(program.agent, state)))  # noqa: B023
+            saved_at = time.monotonic()
+    return state
+
+
+def _next_multiple(value: int, step: int) -> int:
+    return (value // step + 1) * step
+
+
+def _compile_once(function: Callable[[], Any]) -> Callable[[], Any]:
+    """Compiles what runs a single time; on the CPU optimising it would take longer than running it."""
+    options = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
+    return jax.jit(function).lower().compile(compiler_options=options)
 
 
 def _make_mesh(num_devices: int) -> Mesh | None:
@@ -179,7 +193,7 @@ def _make_mesh(num_devices: int) -> Mesh | None:
 
 
 def _check_run_dir(config: Config, run_dir: pathlib.Path, resume: bool) -> None:
-    holds_run = (run_dir / "config.toml").exists()
+    holds_run = (run_dir / RUN_CONFIG).exists()
     if holds_run and not resume:
         raise UserError(
             f"--run-dir {run_dir}",
@@ -188,7 +202,7 @@ def _check_run_dir(config: Config, run_dir: pathlib.Path, resume: bool) -> None:
             remedy="add --resume to go on with it, or choose another",
         )
     if resume and not holds_run:
-        raise UserError(f"--run-dir {run_dir}", expected="a run to resume", found="no config.toml there")
+        raise UserError(f"--run-dir {run_dir}", expected="a run to resume", found=f"no {RUN_CONFIG} there")
     if resume:
         refuse_changed_mathematics(load_run_config(run_dir), config)
 
@@ -202,11 +216,20 @@ def _checkpoint_items(agent: Agent, state: TrainState) -> dict[str, Any]:
     }
 
 
-def _save(saves: Checkpointer, env_steps: int, agent: Agent, state: TrainState) -> bool:
+def _save_last(saves: Checkpointer, env_steps: int, items: dict[str, Any]) -> bool:
+    """Saves unless this step is saved already; whether it is safe on the disk now."""
+    _try(saves.wait)  # an earlier save's failure must not stand for this one's
+    if env_steps in saves.steps():
+        return True
+    return _try(lambda: saves.save(env_steps, items)) and _try(saves.wait)
+
+
+def _try(action: Callable[[], None]) -> bool:
+    """Training outlives a checkpoint that cannot be saved; the error is shown."""
     try:
-        saves.save(env_steps, _checkpoint_items(agent, state))
+        action()
     except CheckpointError as error:
-        print(f"checkpoint {env_steps}: {error}", file=sys.stderr, flush=True)
+        _complain(str(error))
         return False
     return True
 
@@ -215,32 +238,17 @@ def _complain(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _wait(saves: Checkpointer) -> bool:
-    try:
-        saves.wait()
-    except CheckpointError as error:
-        print(f"checkpoint: {error}", file=sys.stderr, flush=True)
-        return False
-    return True
-
-
-def _fresh(window: Window) -> Window:
-    """A copy to donate; the empty window itself is kept."""
-    return jax.tree.map(jnp.copy, window)
-
-
-def _metrics_row(state: TrainState, window: Window) -> dict[str, Any]:
+def _metrics_row(state: TrainState, window: Window, names: tuple[str, ...]) -> dict[str, Any]:
     """A line of metrics.jsonl: counters, means over the window, and episode figures if any episode ended."""
+    window = jax.device_get(window)
+    episodes, num_episodes = window.episodes, int(window.episodes.num_episodes)
     row: dict[str, Any] = {
         "env_steps": as_int(state.learner.env_steps),
         "num_updates": as_int(state.learner.num_updates),
+        "num_episodes": num_episodes,
     }
-    episodes = window.episodes
-    num_episodes = int(episodes.num_episodes)
-    row["num_episodes"] = num_episodes
     if num_episodes:
         row["episode_return"] = float(episodes.return_sum.total) / num_episodes
         row["episode_length"] = int(episodes.length_sum) / num_episodes
-    for name, running in window.metric_sums.items():
-        row[name] = float(running.total) / max(int(window.num_updates), 1)
-    return row
+    means = np.asarray(window.metric_sums.total) / max(int(window.num_updates), 1)
+    return row | dict(zip(names, means.tolist(), strict=True))

@@ -2,8 +2,8 @@
 
     python scripts/results.py [--seeds 0 1 2] [--only NAME] [--out docs/results]
 
-Every run goes through the command line as a user's would: `train` in a fresh process, then `evaluate --json` on
-the saved checkpoint. Launch to trained is wall time of the whole process, compilation included.
+Every run goes through the command line as a user's would: `train` in a fresh process, then `evaluate --json`
+on the saved checkpoint. Launch to trained is wall time of the whole process, compilation included.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ def train_and_evaluate(experiment: Experiment, seed: int, run_dir: pathlib.Path)
 def table(results: list[dict]) -> str:
     """The results as Markdown, one row per experiment."""
     lines = [
-        "| environment, network | goal | return, mean of 128 episodes, by seed | env_steps | launch to trained, s |",
+        "| environment, network | goal | return, mean of 128 episodes, by seed "
+        "| env_steps | launch to trained, s |",
         "|---|---|---|---|---|",
     ]
     for name in dict.fromkeys(result["experiment"] for result in results):
@@ -114,7 +115,7 @@ def draw(results: list[dict], path: pathlib.Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        description=(__doc__ or "").partition("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="seeds of each experiment")
     parser.add_argument("--only", help="run only experiments whose name contains this")

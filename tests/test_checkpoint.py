@@ -109,8 +109,8 @@ def test_every_leaf_comes_back_with_dtype_and_structure(saved):
     for item in items:
         assert tree_sha256(restored[item]) == tree_sha256(items[item])
     assert isinstance(restored["loop"], Loop) and restored["loop"].core == ()
-    draws = [jax.random.uniform(tree["loop"].keys[2], (3,)) for tree in (items, restored)]
-    np.testing.assert_array_equal(*draws)
+    before, after = (jax.random.uniform(tree["loop"].keys[2], (3,)) for tree in (items, restored))
+    np.testing.assert_array_equal(before, after)
 
 
 def test_concrete_target_and_one_item(saved):
@@ -406,6 +406,7 @@ def test_a_killed_process_leaves_only_whole_steps_and_unfinished_ones(tmp_path, 
     target = {name: {"x": jax.ShapeDtypeStruct((50_000,), jnp.float32)} for name in "ab"}
     with start(SAVE_FOR_EVER, str(tmp_path)) as process:
         try:
+            assert process.stdout
             printed = [int(process.stdout.readline()) for _ in range(4)]
             time.sleep(np.random.default_rng().uniform(0, 0.1))
         finally:

@@ -286,3 +286,37 @@ def test_doctor_without_jax():
     assert (result.returncode, result.stderr) == (0, "")
     assert re.search(r'learner +missing jax; pip install "zerocopy_seed\[learner\]"', result.stdout)
     assert "JAX\n" not in result.stdout
+
+
+def test_modules_of_the_users_own_are_found_where_the_command_is_run(tmp_path):
+    """The console script's directory is first on the path, not the current one."""
+    script = tmp_path / "bin" / "zerocopy-seed"
+    script.parent.mkdir()
+    script.write_text("import sys\nfrom zerocopy_seed.cli import main\nsys.exit(main())\n")
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "my_env.py").write_text("from zerocopy_envs.catch import Catch as make\n")
+    (project / "my_net.py").write_text("import flax.linen\nclass Net(flax.linen.Module): ...\n")
+    (project / "own.toml").write_text(
+        'total_env_steps = 1000\n[env]\nname = "my_env:make"\n[network]\nname = "my_net:Net"\n'
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'envs'}"}
+    result = subprocess.run(
+        [sys.executable, str(script), "train", "own.toml"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=project,
+    )
+    assert result.returncode == 2
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("network.name 'my_net:Net': expected a class with a field 'spec'")
+
+
+def test_the_package_offers_load_policy_without_importing_jax(tmp_path):
+    program = "import sys, zerocopy_seed\nassert 'jax' not in sys.modules\nfrom zerocopy_seed import *"
+    program += f"\ntry: load_policy({str(tmp_path)!r})\nexcept UserError as error: print(error)"
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'envs'}"}
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert result.stderr == ""
+    assert result.stdout.startswith(f"{tmp_path}: expected a run directory")

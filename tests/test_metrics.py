@@ -40,7 +40,7 @@ def write_run(run_dir, env_steps, *, resume=None, tensorboard=False, seconds=1.0
 
 def events(run_dir):
     """(file, step, tag, value) of every scalar, and the purge steps, in the order of the files' names."""
-    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.proto.event_pb2 import Event  # type: ignore[attr-defined]  # generated
 
     scalars, purges = [], []
     for path in sorted(run_dir.glob("events.*"), key=lambda path: int(path.name.rsplit(".", 1)[1])):

@@ -13,10 +13,9 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from zerocopy_envs.errors import UserError
+from zerocopy_envs.errors import UserError, did_you_mean
 from zerocopy_seed.config_file import RUN_CONFIG, load_config, load_run_config
 from zerocopy_seed.config_flags import add_flags
-from zerocopy_seed.config_keys import did_you_mean
 from zerocopy_seed.extras import missing_extra
 
 BENCHES = ("on_device",)
@@ -35,6 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
       The exit code: 0, 2 for a mistake of the user's, or what the command answers.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if "" not in sys.path and not sys.flags.safe_path:
+        sys.path.append("")  # modules in the current directory, as `python -m` finds them; installed ones win
     try:
         return _run(words)
     except UserError as error:

@@ -10,10 +10,10 @@ from typing import Any
 
 import tomli_w
 
-from zerocopy_envs.errors import UserError
+from zerocopy_envs.errors import UserError, did_you_mean
 from zerocopy_seed.config import Config
 from zerocopy_seed.config_flags import lay_over, read_flags
-from zerocopy_seed.config_keys import did_you_mean, keys, range_of
+from zerocopy_seed.config_keys import keys, range_of
 from zerocopy_seed.config_tables import structure
 
 RUN_CONFIG = "config.toml"

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import difflib
 import functools
 import inspect
 import textwrap
 import types
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from zerocopy_seed.config import Range
@@ -91,12 +90,6 @@ def describe(kind: Any) -> str:
         return "a list of integers"
     words = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
     return words.get(kind, "a table")
-
-
-def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """A remedy that gives the nearest right name, or "" where none is near."""
-    near = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
-    return f"did you mean {near[0]}?" if near else ""
 
 
 def without_range(kind: Any) -> Any:

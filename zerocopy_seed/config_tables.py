@@ -7,19 +7,17 @@ turns into a value.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import tomllib
 import typing
 from collections.abc import Iterable
 from typing import Any, Literal, NoReturn
 
-from zerocopy_envs.errors import UserError
+from zerocopy_envs.errors import UserError, did_you_mean, known, nearest
 from zerocopy_seed.config import Config
 from zerocopy_seed.config_keys import (
     dataclass_variants,
     default_of,
     describe,
-    did_you_mean,
     field_types,
     keys,
     without_range,
@@ -99,8 +97,8 @@ def _refuse_unknown(name: str, path: str, siblings: Iterable[str], table: str, s
     remedy = did_you_mean(name, siblings)
     if not remedy:
         elsewhere = {key.path.rpartition(".")[2]: key.path for key in keys(Config)}
-        near = difflib.get_close_matches(name, elsewhere, n=1, cutoff=0.8)
-        remedy = f"did you mean {elsewhere[near[0]]}?" if near else f"known: {', '.join(siblings)}"
+        near = nearest(name, elsewhere, cutoff=0.8)
+        remedy = f"did you mean {elsewhere[near]}?" if near else known(siblings)
     expected = f"a key of [{table}]" if table else "a key or table of a configuration"
     raise UserError(f"{path} ({source})", expected=expected, found="an unknown one", remedy=remedy)
 

@@ -88,5 +88,3 @@ def add_episodes(sums: EpisodeSums, counted: tuple[Array, Array, Array]) -> Epis
         sums.length_sum + length_sum,
         summation.add(sums.return_sum, return_sum),
     )
-
-

@@ -1,4 +1,4 @@
-"""Where random keys come from: (seed, stream, slot, incarnation), so that nothing depends on who shares a batch."""
+"""Random keys, from (seed, stream, slot, incarnation): nothing depends on who shares a batch."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Counter(NamedTuple):
 
 
 class RecurrentState(NamedTuple):
-    """What an agent remembers of the past, [B, ...]; reset at FIRST inside `act` and inside the learner's unroll.
+    """What an agent remembers of the past, [B, ...]; `act` and the learner's unroll reset it at FIRST.
 
     Attributes:
       core: the recurrent core's state, a pytree [B, ...]; () without a core.
@@ -46,7 +46,7 @@ class RecurrentState(NamedTuple):
 
 
 class Exploration(NamedTuple):
-    """A slot's own randomness: `key` [B] typed keys, `epsilon` [B] float32 (or () where the agent has none)."""
+    """A slot's own randomness: `key` [B] typed keys, `epsilon` [B] float32 or () where there is none."""
 
     key: Key
     epsilon: Any = ()

@@ -1,4 +1,9 @@
-"""The one exception that stands for a mistake of the user's."""
+"""The one exception that stands for a mistake of the user's, and the remedies it offers. Imports no JAX."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
 
 
 class UserError(ValueError):
@@ -18,4 +23,23 @@ class UserError(ValueError):
         facts = ", ".join(
             f"{word} {text}" for word, text in (("expected", expected), ("found", found)) if text
         )
-        super().__init__("; ".join(part for part in (f"{subject}: {facts}" if facts else subject, remedy) if part))
+        line = f"{subject}: {facts}" if facts else subject
+        super().__init__("; ".join(part for part in (line, remedy) if part))
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """A remedy that gives the nearest right name, or "" where none is near."""
+    near = nearest(name, names)
+    return f"did you mean {near}?" if near else ""
+
+
+def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
+    """The right name most like `name`, whatever the case; "" where none reaches `cutoff` (0 to 1)."""
+    lower = {candidate.lower(): candidate for candidate in names}
+    matches = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=cutoff)
+    return lower[matches[0]] if matches else ""
+
+
+def known(names: Iterable[str]) -> str:
+    """A remedy that lists the right names."""
+    return f"known: {', '.join(names) or 'none'}"

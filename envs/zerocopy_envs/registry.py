@@ -16,9 +16,9 @@ import importlib.util
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
-from zerocopy_envs.errors import UserError
-from zerocopy_envs.settings import check_settings, nearest, signature_settings
-from zerocopy_envs.types import Environment, EnvironmentSpec, HostEnvironment
+from zerocopy_envs.errors import UserError, did_you_mean, known
+from zerocopy_envs.settings import check_settings, signature_settings
+from zerocopy_envs.types import EnvironmentSpec
 
 ENTRY_POINT_GROUP = "zerocopy_seed.environments"
 
@@ -111,7 +111,8 @@ def find_suite(name: str) -> Suite:
         return _suites[name]
     entry_points = _entry_points()
     if name not in entry_points:
-        raise UserError(f"suite {name!r}", expected="a registered suite", remedy=nearest(name, suite_names()))
+        remedy = did_you_mean(name, suite_names()) or known(suite_names())
+        raise UserError(f"suite {name!r}", expected="a registered suite", remedy=remedy)
     try:
         suite = entry_points[name].load()
     except Exception as error:
@@ -129,8 +130,8 @@ def find_suite(name: str) -> Suite:
     return suite
 
 
-def make(name: str, **settings: Any) -> Environment | HostEnvironment:
-    """Makes an environment.
+def make(name: str, **settings: Any) -> Any:
+    """Makes an environment: an `Environment` or a `HostEnvironment`, see `environment_kind`.
 
     Args:
       name: `suite:name`, or `package.module:factory` of anything importable; a registered suite wins.
@@ -153,14 +154,14 @@ def make(name: str, **settings: Any) -> Environment | HostEnvironment:
             raise UserError(
                 f"environment {name!r}",
                 expected=f"an environment of suite {prefix!r}",
-                remedy=nearest(rest, suite.names),
+                remedy=did_you_mean(rest, suite.names) or known(suite.names),
             )
         factory = functools.partial(_load_suite_factory(name, suite), rest)
     else:
         factory = _load_user_factory(name)
-    known = signature_settings(factory)
-    if known is not None:
-        check_settings(name, settings, known)
+    defaults = signature_settings(factory)
+    if defaults is not None:
+        check_settings(name, settings, defaults)
     environment = factory(**settings)
     environment_kind(environment, name)
     return environment
@@ -191,7 +192,8 @@ def _entry_points() -> dict[str, importlib.metadata.EntryPoint]:
 
 
 def _nearest_environment(name: str) -> str:
-    return nearest(name, [f"{suite}:{known}" for suite in _suites for known in _suites[suite].names])
+    names = [f"{suite}:{inner}" for suite in _suites for inner in _suites[suite].names]
+    return did_you_mean(name, names) or "see `zerocopy-seed envs`"
 
 
 def _load_suite_factory(name: str, suite: Suite) -> Callable[..., Any]:
@@ -216,12 +218,12 @@ def _load_user_factory(name: str) -> Callable[..., Any]:
     except ImportError as error:
         missing = getattr(error, "name", None) or ""
         if path == missing or path.startswith(f"{missing}."):
-            near = nearest(path, suite_names()) if "." not in path else ""
+            near = did_you_mean(path, suite_names()) if "." not in path else ""
             raise UserError(
                 f"environment {name!r}",
                 expected="a registered suite or an importable module before the colon",
                 found=f"no module {missing!r}",
-                remedy=near or "is its folder on PYTHONPATH?",
+                remedy=near or "run from its folder, or put that on PYTHONPATH",
             ) from error
         raise UserError(f"environment {name!r}", expected=f"{path} to import", found=str(error)) from error
     factory = getattr(module, attribute, None)
@@ -231,6 +233,6 @@ def _load_user_factory(name: str) -> Callable[..., Any]:
             f"environment {name!r}",
             expected=f"a factory in {path}",
             found=f"no callable {attribute!r}",
-            remedy=nearest(attribute, functions) if factory is None else "",
+            remedy=did_you_mean(attribute, functions) if factory is None else "",
         )
     return factory

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from zerocopy_envs.errors import UserError
+from zerocopy_envs.errors import UserError, did_you_mean, known
 
 REQUIRED = inspect.Parameter.empty
 """Stands for the default of a setting that has none."""
-
-
-def nearest(name: str, names: Iterable[str]) -> str:
-    """A remedy that names the nearest right name, or all of them where nothing is near."""
-    names = list(names)
-    lower = {candidate.lower(): candidate for candidate in names}
-    matches = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.5)
-    if matches:
-        return f"did you mean {lower[matches[0]]!r}?"
-    return f"known: {', '.join(names)}" if names else "there are none"
 
 
 def signature_settings(factory: Callable[..., Any]) -> dict[str, Any] | None:
@@ -51,7 +40,7 @@ def check_settings(environment: str, settings: Mapping[str, Any], defaults: Mapp
             raise UserError(
                 f"{environment}: setting {name!r}",
                 expected="a setting of this environment",
-                remedy=nearest(name, defaults),
+                remedy=did_you_mean(name, defaults) or known(defaults),
             )
         kind = _kind(defaults[name])
         if kind and not _is_of_kind(value, kind):

@@ -51,7 +51,7 @@ class ArraySpec:
     """One array of an observation: shape without batch dimensions, dtype, inclusive bounds where known."""
 
     shape: tuple[int, ...]
-    dtype: np.dtype
+    dtype: Any  # whatever np.dtype takes; the attribute is an np.dtype
     minimum: float | None = None
     maximum: float | None = None
 
@@ -122,7 +122,7 @@ class HostEnvironment(Protocol):
     """Many environments on the CPU, in numpy, that reset themselves on the step after a LAST.
 
     `send` starts a step of every slot that `recv` last returned; `recv` waits for some of them.
-    `reset(seeds)` takes one int seed per slot and returns the FIRST timesteps [N]. `close` frees what is held.
+    `reset(seeds)` takes one seed per slot and returns the FIRST timesteps [N]. `close` frees what it holds.
     """
 
     @property

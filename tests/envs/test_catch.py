@@ -1,5 +1,6 @@
 import jax
 import numpy as np
+
 from zerocopy_envs import StepType, make
 
 

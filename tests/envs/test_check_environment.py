@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from zerocopy_envs import ArraySpec, DiscreteAction, EnvironmentSpec, StepType, TimeStep, UserError
 from zerocopy_envs.probes import truncated
 from zerocopy_envs.testing import check_environment

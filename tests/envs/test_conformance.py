@@ -1,6 +1,7 @@
 """Every registered environment passes the check that users run on theirs."""
 
 import pytest
+
 from zerocopy_envs import environment_names, suite_names
 from zerocopy_envs.testing import check_environment
 

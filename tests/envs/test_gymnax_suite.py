@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from zerocopy_envs import BoundedAction, DiscreteAction, StepType, make
 from zerocopy_envs.gymnax_suite import registration
 

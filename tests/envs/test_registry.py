@@ -2,6 +2,7 @@ import subprocess
 import sys
 
 import pytest
+
 import zerocopy_envs
 from zerocopy_envs import UserError, registry
 from zerocopy_envs.registry import Suite
@@ -33,25 +34,27 @@ def test_gymnax_is_listed_whole_but_for_the_one_that_downloads():
 @pytest.mark.parametrize(
     ("name", "settings", "words"),
     [
-        ("gymnaz:CartPole-v1", {}, ["'gymnaz:CartPole-v1'", "'gymnax'"]),
-        ("gymnax:CartPole-v2", {}, ["'CartPole-v1'"]),
-        ("gymnax:cartpole-v1", {}, ["'CartPole-v1'"]),
-        ("CartPole-v1", {}, ["suite:name", "'gymnax:CartPole-v1'"]),
+        ("gymnaz:CartPole-v1", {}, ["'gymnaz:CartPole-v1'", "did you mean gymnax?"]),
+        ("gymnax:CartPole-v2", {}, ["did you mean CartPole-v1?"]),
+        ("gymnax:cartpole-v1", {}, ["did you mean CartPole-v1?"]),
+        ("CartPole-v1", {}, ["suite:name", "did you mean gymnax:CartPole-v1?"]),
         ("gymnax:", {}, ["suite:name"]),
         (":Catch", {}, ["suite:name"]),
+        ("no-such-thing", {}, ["suite:name", "zerocopy-seed envs"]),
+        ("zerocopy:Blackjack", {}, ["known: Catch"]),
         ("..x:y", {}, ["suite:name"]),
-        ("zerocopy:Catch", {"row": 4}, ["'row'", "'rows'"]),
+        ("zerocopy:Catch", {"row": 4}, ["'row'", "did you mean rows?"]),
         ("zerocopy:Catch", {"rows": 4.5}, ["'rows'", "int", "4.5"]),
         ("zerocopy:Catch", {"rows": True}, ["'rows'", "int", "True"]),
         ("zerocopy:Catch", {"rows": 1}, ["'rows'", ">= 2"]),
-        ("gymnax:CartPole-v1", {"max_steps": 4}, ["'max_steps'", "'max_steps_in_episode'"]),
+        ("gymnax:CartPole-v1", {"max_steps": 4}, ["'max_steps'", "did you mean max_steps_in_episode?"]),
         ("gymnax:CartPole-v1", {"gravity": "9"}, ["'gravity'", "float"]),
         ("gymnax:CartPole-v1", {"max_steps_in_episode": 0}, ["'max_steps_in_episode'", ">= 1", "0"]),
         ("gymnax:MemoryChain-bsuite", {"memory_length": 1000}, ["'memory_length'", "max_steps_in_episode"]),
         ("gymnax:FrozenLake-misc", {"map_name": "5x5"}, ["5x5", "'4x4' or '8x8'"]),
         ("zerocopy_envs.nothing:make", {}, ["zerocopy_envs.nothing", "PYTHONPATH"]),
-        ("zerocopy_envs.probes:truncate", {}, ["'truncate'", "'truncated'"]),
-        ("zerocopy_envs.probes:truncated", {"lenght": 3}, ["'lenght'", "'length'"]),
+        ("zerocopy_envs.probes:truncate", {}, ["'truncate'", "did you mean truncated?"]),
+        ("zerocopy_envs.probes:truncated", {"lenght": 3}, ["'lenght'", "did you mean length?"]),
         ("collections:OrderedDict", {}, ["OrderedDict", "EnvironmentSpec"]),
     ],
 )
@@ -79,7 +82,7 @@ def test_a_registered_suite_wins_over_a_module_of_its_name(suites):
 
     zerocopy_envs.register("json", lambda name, columns=5: Catch(columns=columns), ["loads"])
     assert isinstance(zerocopy_envs.make("json:loads", columns=3), Catch)
-    with pytest.raises(UserError, match="'columns'"):
+    with pytest.raises(UserError, match="did you mean columns"):
         zerocopy_envs.make("json:loads", column=3)
     with pytest.raises(UserError, match="not taken"):
         zerocopy_envs.register("json", "a.b:c", [])

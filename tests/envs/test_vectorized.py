@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from zerocopy_envs import StepType, make
 from zerocopy_envs.wrappers import Vectorized, episode_key
 

@@ -78,18 +78,26 @@ def test_reference_values(case):
     scale = np.abs(case["expect"]["vs"]).max()
     np.testing.assert_allclose(result.targets, case["expect"]["vs"], rtol=2e-5, atol=2e-6 * scale)
     scale = np.abs(case["expect"]["pg_advantage"]).max()
-    np.testing.assert_allclose(result.advantages, case["expect"]["pg_advantage"], rtol=2e-5, atol=2e-6 * scale)
+    np.testing.assert_allclose(
+        result.advantages, case["expect"]["pg_advantage"], rtol=2e-5, atol=2e-6 * scale
+    )
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("lambda_, clips", [(1.0, (1.0, 1.0, 1.0)), (0.9, (2.0, 1.3, 1.5)), (0.0, (1.0, 1.0, 1.0))])
+@pytest.mark.parametrize(
+    "lambda_, clips", [(1.0, (1.0, 1.0, 1.0)), (0.9, (2.0, 1.3, 1.5)), (0.0, (1.0, 1.0, 1.0))]
+)
 def test_equals_the_papers_sum(seed, lambda_, clips):
     step_type, discount, reward, values, log_rhos = random_stream(seed)
     valid = step_type[1:] != FIRST
     arguments = (values, reward[1:], 0.97 * discount[1:], log_rhos, valid)
     clip_rho, clip_c, clip_pg_rho = clips
     result = vtrace(
-        *map(jnp.asarray, arguments), lambda_=lambda_, clip_rho=clip_rho, clip_c=clip_c, clip_pg_rho=clip_pg_rho
+        *map(jnp.asarray, arguments),
+        lambda_=lambda_,
+        clip_rho=clip_rho,
+        clip_c=clip_c,
+        clip_pg_rho=clip_pg_rho,
     )
     targets, advantages = paper_vtrace(*arguments, lambda_, *clips)
     np.testing.assert_allclose(result.targets, targets, rtol=1e-4, atol=1e-4)
@@ -99,7 +107,9 @@ def test_equals_the_papers_sum(seed, lambda_, clips):
 def test_a_stream_equals_its_episodes_one_by_one():
     step_type, discount, reward, values, log_rhos = random_stream(5, num_streams=2)
     valid = step_type[1:] != FIRST
-    whole = vtrace(*map(jnp.asarray, (values, reward[1:], 0.95 * discount[1:], log_rhos, valid)), lambda_=0.95)
+    whole = vtrace(
+        *map(jnp.asarray, (values, reward[1:], 0.95 * discount[1:], log_rhos, valid)), lambda_=0.95
+    )
     num_pieces = 0
     for b in range(step_type.shape[1]):
         starts = [0, *(t for t in range(1, len(step_type)) if step_type[t, b] == FIRST)]
@@ -155,7 +165,14 @@ def test_extreme_ratios_stay_finite(log_rho, clip):
     log_rhos = jnp.full([1, 2], log_rho)
     ones = jnp.ones([1, 2])
     result = vtrace(
-        jnp.ones([2, 2]), ones, ones, log_rhos, jnp.ones([1, 2], bool), clip_rho=clip, clip_c=clip, clip_pg_rho=clip
+        jnp.ones([2, 2]),
+        ones,
+        ones,
+        log_rhos,
+        jnp.ones([1, 2], bool),
+        clip_rho=clip,
+        clip_c=clip,
+        clip_pg_rho=clip,
     )
     assert np.isfinite(result.targets).all() and np.isfinite(result.advantages).all()
 

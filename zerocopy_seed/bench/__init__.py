@@ -1,1 +1,1 @@
-"""Benchmarks that compare the whole with its parts, in one process, so that the machine's mood cancels out."""
+"""Benchmarks that compare the whole with its parts, in one process, so the machine's mood cancels out."""

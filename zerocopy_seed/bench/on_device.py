@@ -29,7 +29,7 @@ DEFAULT_CONFIG = Config(
 
 
 def pin_to_one_core() -> None:
-    """Keeps this process on one core, since timings on several wander; call it before JAX starts its threads."""
+    """Keeps this process on one core: on several, timings wander. Call it before JAX starts its threads."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 
@@ -37,8 +37,8 @@ def pin_to_one_core() -> None:
 def make_parts(config: Config) -> tuple[dict[str, Callable[..., Any]], dict[str, tuple]]:
     """The whole and its parts as compiled functions of (state, ..., repeats), and their first arguments.
 
-    `environment` steps with the actions of a real unroll, `act` acts upon its timesteps, `learn` learns from it;
-    each does per repeat what one update does. What it returns goes in again, donated.
+    `environment` steps with the actions of a real unroll, `act` acts upon its timesteps, `learn` learns from
+    it; each does per repeat what one update does. What it returns goes in again, donated.
     """
     environment = make_environment(config.env)
     agent = make_agent(config.agent, config.network, environment.spec)
@@ -62,7 +62,7 @@ def make_parts(config: Config) -> tuple[dict[str, Callable[..., Any]], dict[str,
     params = agent.acting(state.learner)
     _, metrics = jax.jit(agent.learn)(state.learner, trajectory)
 
-    # Everything computed is carried, so that nothing is optimised away; inputs vary, so that nothing is hoisted.
+    # Everything computed is carried, so nothing is optimised away; inputs vary, so nothing is hoisted.
     def environment_part(carry, actions, repeats):
         def step(carry, action):
             return environment.step(carry[0], action), None
@@ -84,7 +84,8 @@ def make_parts(config: Config) -> tuple[dict[str, Callable[..., Any]], dict[str,
     window = make_window(len(metrics))
 
     def whole(carry, repeats):
-        return dispatch(*carry, repeats)
+        state, window = carry
+        return dispatch(state, window, repeats)
 
     def copy(tree):
         return jax.tree.map(jnp.copy, tree)
@@ -144,7 +145,7 @@ def measure(config: Config, *, rounds: int = 40, part_s: float = 0.05) -> dict[s
 
 
 def run(configs: Sequence[Config] = (DEFAULT_CONFIG,), *, as_json: bool = False) -> None:
-    """Measures each of `configs` on one core and prints the figures; JSON comes as one object on the last line."""
+    """Measures each of `configs` on one core and prints the figures, as JSON one object on the last line."""
     pin_to_one_core()
     device = jax.devices()[0]
     results = []
@@ -156,7 +157,8 @@ def run(configs: Sequence[Config] = (DEFAULT_CONFIG,), *, as_json: bool = False)
                 f"{result['env']}, {result['num_envs']} environments, T={result['unroll_length']}: "
                 f"environment {1e3 * result['environment_s']:.2f} ms, act {1e3 * result['act_s']:.2f} ms, "
                 f"learn {1e3 * result['learn_s']:.2f} ms, whole {1e3 * result['whole_s']:.2f} ms; "
-                f"{result['env_steps_per_s']:,.0f} env_steps/s, ratio to limit {result['ratio_to_limit']:.3f}",
+                f"{result['env_steps_per_s']:,.0f} env_steps/s, "
+                f"ratio to limit {result['ratio_to_limit']:.3f}",
                 flush=True,
             )
     if as_json:

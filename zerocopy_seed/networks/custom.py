@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
 from collections.abc import Iterable
 from typing import Any
@@ -12,8 +11,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from zerocopy_envs.errors import UserError
-from zerocopy_envs.types import DiscreteAction, EnvironmentSpec
+from zerocopy_envs.errors import UserError, did_you_mean
+from zerocopy_envs.types import BoundedAction, DiscreteAction, EnvironmentSpec
 from zerocopy_seed.config import NetworkConfig
 from zerocopy_seed.networks.types import NetworkInput, NetworkOutput, split_action_mask, stacked_shape
 
@@ -42,7 +41,7 @@ def _load_class(name: str) -> type[nn.Module]:
             subject,
             expected='"default" or "package.module:Class"',
             found=repr(name),
-            remedy=_nearest(name, ["default"]),
+            remedy=did_you_mean(name, ["default"]) or _CONTRACT,
         )
     try:
         module = importlib.import_module(module_name)
@@ -51,15 +50,16 @@ def _load_class(name: str) -> type[nn.Module]:
             subject,
             expected=f"a module {module_name!r} that can be imported",
             found=str(error),
-            remedy="install it, or put its folder on PYTHONPATH",
+            remedy="run from its folder, or put that on PYTHONPATH",
         ) from error
     found = getattr(module, attribute, None)
     if found is None:
+        classes = [name for name, value in vars(module).items() if isinstance(value, type)]
         raise UserError(
             subject,
             expected=f"a class of {module_name!r}",
             found=f"no {attribute!r} there",
-            remedy=_nearest(attribute, [n for n, x in vars(module).items() if isinstance(x, type)]),
+            remedy=did_you_mean(attribute, classes) or _CONTRACT,
         )
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         raise UserError(
@@ -92,7 +92,7 @@ def _check_settings(config: NetworkConfig, network_class: type[nn.Module]) -> No
                 f"network.settings.{name}",
                 expected=f"a setting of {config.name!r}",
                 found=_listed(settings),
-                remedy=_nearest(name, settings),
+                remedy=did_you_mean(name, settings) or _CONTRACT,
             )
     for name in settings:
         optional = (fields[name].default, fields[name].default_factory) != (dataclasses.MISSING,) * 2
@@ -155,6 +155,7 @@ def _zero_inputs(spec: EnvironmentSpec, frame_stack: int, steps: int, batch: int
     )
     if mask is not None:
         rest["action_mask"] = jnp.ones((steps, batch, *mask.shape), mask.dtype)
+    assert not isinstance(spec.action, BoundedAction)  # refused by make_distribution
     heads = () if isinstance(spec.action, DiscreteAction) else (len(spec.action.num_values),)
     return NetworkInput(
         rest,
@@ -170,8 +171,3 @@ def _types(core: Any) -> Any:
 
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(names) or "none"
-
-
-def _nearest(name: str, names: list[str]) -> str:
-    nearest = difflib.get_close_matches(name, names, n=1)
-    return f"did you mean {nearest[0]!r}?" if nearest else _CONTRACT

@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax
 
 from zerocopy_envs.errors import UserError
-from zerocopy_envs.types import DiscreteAction, EnvironmentSpec
+from zerocopy_envs.types import BoundedAction, DiscreteAction, EnvironmentSpec
 from zerocopy_seed.config import NetworkConfig
 from zerocopy_seed.networks.conv import default_conv_method
 from zerocopy_seed.networks.core import GRU, LSTM
@@ -70,6 +70,7 @@ def make_network(
     )
     core = _CORES[config.core](config.core_size, scaled_init(1.0)) if config.core != "none" else None
     action = spec.action
+    assert not isinstance(action, BoundedAction)  # refused by make_distribution
     return Network(
         torso,
         core,

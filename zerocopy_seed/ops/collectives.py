@@ -14,7 +14,7 @@ def sum_over_devices(tree: Any, axis_name: str | None) -> Any:
 
 
 def local_copy(tree: Any, axis_name: str | None) -> Any:
-    """Replicated values as this device's own, so that gradients by them stay local until summed explicitly."""
+    """Replicated values as this device's own: gradients by them stay local until summed explicitly."""
     if axis_name is None:
         return tree
     return jax.tree.map(lambda leaf: lax.pcast(leaf, axis_name, to="varying"), tree)

@@ -81,9 +81,7 @@ def vtrace(
         correction = delta + decay * correction
         return correction, correction
 
-    _, corrections = lax.scan(
-        backward, jnp.zeros_like(deltas[-1]), (deltas, decays), reverse=True, unroll=8
-    )
+    _, corrections = lax.scan(backward, jnp.zeros_like(deltas[-1]), (deltas, decays), reverse=True, unroll=8)
     targets = values[:-1] + corrections
     next_targets = jnp.concatenate([targets[1:], values[-1:]])
     advantages = (

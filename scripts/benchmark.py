@@ -16,7 +16,7 @@ def main(config_path: str | None) -> None:
     print("environments  env_steps/s  of the limit")
     for num_envs in (64, 256, 1024):
         env = dataclasses.replace(config.env, num_envs=num_envs)
-        result = measure(dataclasses.replace(config, env=env), rounds=10)
+        result = measure(dataclasses.replace(config, env=env))
         print(f"{num_envs:>12}  {result['env_steps_per_s']:>11,.0f}  {result['ratio_to_limit']:>12.2f}")
 
 

@@ -5,6 +5,8 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 ROOT = pathlib.Path(__file__).parent.parent
 
 
@@ -14,6 +16,7 @@ def run_script(name: str, *words: str) -> str:
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment).stdout
 
 
+@pytest.mark.slow
 def test_train_and_then_play(tmp_path):
     run_dir = str(tmp_path / "run")
     assert "128 episodes: return " in run_script("train.py", run_dir, "1280")

@@ -82,7 +82,9 @@ def make_vtrace_agent(
                 settings["adam_b1"], settings["adam_b2"], eps=settings["optimizer_epsilon"]
             )
         else:
-            scale = optax.scale_by_rms(settings["rmsprop_decay"], eps=settings["optimizer_epsilon"])
+            scale = optax.scale_by_rms(
+                settings["rmsprop_decay"], eps=settings["optimizer_epsilon"], eps_in_sqrt=False
+            )
         return optax.chain(
             optax.clip_by_global_norm(settings["max_grad_norm"]), scale, optax.scale(-learning_rate)
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import platform
@@ -144,13 +145,22 @@ def measure(config: Config, *, rounds: int = 40, part_s: float = 0.05) -> dict[s
     }
 
 
-def run(configs: Sequence[Config] = (DEFAULT_CONFIG,), *, as_json: bool = False) -> None:
-    """Measures each of `configs` on one core and prints the figures, as JSON one object on the last line."""
+def run(
+    configs: Sequence[Config] = (DEFAULT_CONFIG,), *, num_envs: Sequence[int] = (), as_json: bool = False
+) -> None:
+    """Measures on one core and prints the figures; JSON comes as one object on the last line.
+
+    Args:
+      configs: each is measured.
+      num_envs: instead of a configuration's own number of environments, each of these.
+      as_json: print only the JSON object.
+    """
     pin_to_one_core()
     device = jax.devices()[0]
     results = []
-    for config in configs:
-        result = measure(config)
+    sizes = [(config, size) for config in configs for size in num_envs or (config.env.num_envs,)]
+    for config, size in sizes:
+        result = measure(dataclasses.replace(config, env=dataclasses.replace(config.env, num_envs=size)))
         results.append(result)
         if not as_json:
             print(

@@ -33,7 +33,22 @@ LAYERS = (
     ("config_keys",),
     ("config", "types"),
 )
-PURE = {"rollout", "episodes", "agents", "recurrent", "networks", "replay", "ops", "keys", "config", "types"}
+PURE = {
+    "rollout",
+    "episodes",
+    "agents",
+    "recurrent",
+    "networks",
+    "replay",
+    "ops",
+    "keys",
+    "leaves",
+    "config",
+    "config_keys",
+    "config_tables",
+    "config_flags",
+    "types",
+}
 IMPURE_MODULES = {"grpc", "orbax", "logging", "time", "datetime", "tensorboardX", "matplotlib"}
 JAX_FREE = {
     "zerocopy_seed",
@@ -51,6 +66,7 @@ JAX_FREE = {
     "zerocopy_envs.errors",
     "zerocopy_envs.listing",
     "zerocopy_envs.registry",
+    "zerocopy_envs.settings",
     "zerocopy_envs.types",
 }
 

@@ -196,6 +196,15 @@ def test_a_user_error_from_below_is_one_line(config_path, stand_in, capsys):
     assert "did you mean CartPole-v1?" in complaint(capsys, "train", str(config_path))
 
 
+def test_an_unknown_environment_is_refused_before_anything_is_written(config_path, tmp_path, capsys):
+    run_dir = tmp_path / "run"
+    line = complaint(
+        capsys, "train", str(config_path), "--env.name", "gymnax:CartPol-v1", "--run-dir", str(run_dir)
+    )
+    assert "'gymnax:CartPol-v1'" in line and "did you mean CartPole-v1?" in line
+    assert not run_dir.exists()
+
+
 def test_a_fault_of_the_program_is_not_hidden(config_path, stand_in):
     def train(config, run_dir, *, resume):
         importlib.import_module("zerocopy_seed.no_such_module")

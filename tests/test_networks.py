@@ -96,7 +96,7 @@ def test_initial_weights():
     for kernel, scale in singular.values():
         np.testing.assert_allclose(np.linalg.svd(np.asarray(kernel), compute_uv=False), scale, rtol=1e-4)
     lecun = initial_params("lecun", 64)
-    np.testing.assert_allclose(lecun["torso"]["dense_1"]["kernel"].std(), 1 / 8, rtol=0.1)
+    np.testing.assert_allclose(np.asarray(lecun["torso"]["dense_1"]["kernel"]).std(), 1 / 8, rtol=0.1)
 
 
 def test_observations_of_every_kind_reach_the_torso():

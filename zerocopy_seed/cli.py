@@ -147,15 +147,20 @@ def _bench(parser: _Parser, words: list[str]) -> int:
         action="append",
         help="measure this; may be repeated (default: the bench's own)",
     )
+    parser.add_argument(
+        "--num-envs", metavar="N", type=int, nargs="+", default=[], help="measure each (default: CONFIG's)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
     _add_help(parser)
     options = parser.parse_args(words)
     if options.name not in BENCHES:
         remedy = did_you_mean(options.name, BENCHES)
         raise UserError(f"bench {options.name}", expected=f"one of {', '.join(BENCHES)}", remedy=remedy)
-    given = {"configs": [load_config(path) for path in options.config]} if options.config else {}
+    given: dict = {"configs": [load_config(path) for path in options.config]} if options.config else {}
 
-    importlib.import_module(f"zerocopy_seed.bench.{options.name}").run(**given, as_json=options.json)
+    importlib.import_module(f"zerocopy_seed.bench.{options.name}").run(
+        **given, num_envs=options.num_envs, as_json=options.json
+    )
     return 0
 
 

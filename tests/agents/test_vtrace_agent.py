@@ -33,8 +33,13 @@ def one_unroll(agent, environment, state, length):
     slots = jnp.arange(state.episodes.length.shape[0], dtype=jnp.int32)
     return jax.jit(
         lambda state: unroll(
-            agent.act, environment.step, agent.acting(state.learner), state.actor, slots,
-            length=length, mode=Mode.TRAIN,
+            agent.act,
+            environment.step,
+            agent.acting(state.learner),
+            state.actor,
+            slots,
+            length=length,
+            mode=Mode.TRAIN,
         )
     )(state)
 
@@ -114,12 +119,19 @@ def test_env_steps_count_only_real_transitions():
     "config",
     [
         VTraceConfig(num_shards=8, normalize_advantages=True),
-        VTraceConfig(num_shards=8, num_passes=2, num_minibatches=2, optimizer="rmsprop", adaptive_entropy=True),
+        VTraceConfig(
+            num_shards=8, num_passes=2, num_minibatches=2, optimizer="rmsprop", adaptive_entropy=True
+        ),
     ],
 )
 def test_one_update_on_eight_devices_is_one_update_on_one(config):
     from zerocopy_seed.loops.on_device import (
-        DATA_AXIS, make_dispatch, make_window, metric_names, shard_dispatch, shard_train_state,
+        DATA_AXIS,
+        make_dispatch,
+        make_window,
+        metric_names,
+        shard_dispatch,
+        shard_train_state,
     )
 
     assert jax.device_count() == 8
@@ -128,8 +140,11 @@ def test_one_update_on_eight_devices_is_one_update_on_one(config):
     shifted = jax.jit(make_update(agent, environment, 4))(state)[0].actor
     state = state._replace(
         actor=jax.tree.map(
-            lambda a, b: b.at[5:].set(a[5:]) if not jax.dtypes.issubdtype(b.dtype, jax.dtypes.prng_key) else b,
-            state.actor, shifted,
+            lambda a, b: (
+                b.at[5:].set(a[5:]) if not jax.dtypes.issubdtype(b.dtype, jax.dtypes.prng_key) else b
+            ),
+            state.actor,
+            shifted,
         )
     )
     update = make_update(agent, environment, 13)
@@ -138,12 +153,16 @@ def test_one_update_on_eight_devices_is_one_update_on_one(config):
 
     sharded_agent = make_agent(config, LSTM, environment.spec, axis_name=DATA_AXIS)
     mesh = Mesh(np.array(jax.devices()), (DATA_AXIS,))
-    dispatch = shard_dispatch(make_dispatch(make_update(sharded_agent, environment, 13, axis_name=DATA_AXIS)), mesh)
+    dispatch = shard_dispatch(
+        make_dispatch(make_update(sharded_agent, environment, 13, axis_name=DATA_AXIS)), mesh
+    )
     together, window = jax.jit(dispatch)(shard_train_state(state, mesh), window, jnp.int32(1))
 
     assert int(alone.learner.env_steps.low) == int(together.learner.env_steps.low) < 32 * 13
     np.testing.assert_array_equal(alone.actor.timestep.observation, together.actor.timestep.observation)
-    for a, b in zip(jax.tree.leaves(alone.learner.params), jax.tree.leaves(together.learner.params), strict=True):
+    for a, b in zip(
+        jax.tree.leaves(alone.learner.params), jax.tree.leaves(together.learner.params), strict=True
+    ):
         np.testing.assert_allclose(a, b, atol=1e-6)
     for a, b in zip(jax.tree.leaves(alone_window), jax.tree.leaves(window), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-5)
@@ -166,5 +185,7 @@ def test_two_seeds_under_vmap_are_the_two_seeds_alone():
         alone, _ = jax.jit(run)(seed)
         member = jax.tree.map(lambda leaf: leaf[seed], together)
         np.testing.assert_array_equal(alone.actor.timestep.observation, member.actor.timestep.observation)
-        for a, b in zip(jax.tree.leaves(alone.learner.params), jax.tree.leaves(member.learner.params), strict=True):
+        for a, b in zip(
+            jax.tree.leaves(alone.learner.params), jax.tree.leaves(member.learner.params), strict=True
+        ):
             np.testing.assert_allclose(a, b, atol=1e-5)

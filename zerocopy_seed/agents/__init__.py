@@ -18,4 +18,6 @@ def make_agent(
       UserError: the network does not fit the environment, or cannot be loaded.
     """
     network = make_network(network_config, spec)
-    return make_vtrace_agent(config, network, spec, frame_stack=network_config.frame_stack, axis_name=axis_name)
+    return make_vtrace_agent(
+        config, network, spec, frame_stack=network_config.frame_stack, axis_name=axis_name
+    )

@@ -31,4 +31,8 @@ class StopRequest:
         if self.signal_name is not None:
             os._exit(128 + number)
         self.signal_name = signal.Signals(number).name
-        print(f"\n{self.signal_name}: saving, then stopping; once more ends at once", file=sys.stderr, flush=True)
+        print(
+            f"\n{self.signal_name}: saving, then stopping; once more ends at once",
+            file=sys.stderr,
+            flush=True,
+        )

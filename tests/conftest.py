@@ -1,8 +1,26 @@
 import os
+import shutil
+import tempfile
 
-# Eight forced devices: read when JAX starts, so it is set before the first import.
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+# Eight forced devices, and programs that are compiled for compiling quickly, since nearly all of a test's time
+# is that: read when JAX starts, so they are set before the first import. Child processes inherit them.
+_FLAGS = ("--xla_force_host_platform_device_count=8", "--xla_backend_optimization_level=0")
+os.environ["XLA_FLAGS"] = " ".join(
+    dict.fromkeys((*os.environ.get("XLA_FLAGS", "").split(), *_FLAGS))
+)
+
+# One compile cache per test run, fresh and shared with child processes: equal programs compile once.
+_OWNS_CACHE = "PYTEST_XDIST_WORKER" not in os.environ
+if _OWNS_CACHE:
+    os.environ["ZEROCOPY_SEED_CACHE_DIR"] = tempfile.mkdtemp(prefix="zerocopy-seed-tests-")
 
 import jax  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_compilation_cache_dir", os.environ["ZEROCOPY_SEED_CACHE_DIR"])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+
+def pytest_unconfigure():
+    if _OWNS_CACHE:
+        shutil.rmtree(os.environ["ZEROCOPY_SEED_CACHE_DIR"], ignore_errors=True)

@@ -1,0 +1,44 @@
+"""Small runs that the tests of the training loop share."""
+
+import dataclasses
+
+import jax
+
+from zerocopy_seed.agents import make_agent
+from zerocopy_seed.checkpoint import Checkpointer
+from zerocopy_seed.config import CheckpointConfig, Config, EnvConfig, MetricsConfig, NetworkConfig, VTraceConfig
+from zerocopy_seed.loops.on_device import TrainState, init_train_state
+from zerocopy_seed.loops.setup import make_environment
+
+# lecun: the orthogonal initialiser's decompositions take longer to compile than all else.
+MLP = NetworkConfig(hidden_sizes=(8,), init="lecun")
+LSTM = dataclasses.replace(MLP, core="lstm", core_size=4, use_last_action=True)
+
+CATCH = Config(
+    env=EnvConfig("zerocopy:Catch", num_envs=4, settings={"rows": 4, "columns": 3}),
+    total_env_steps=300,
+    agent=VTraceConfig(unroll_length=5, learning_rate=1e-2),
+    network=MLP,
+    checkpoint=CheckpointConfig(every_s=1e6),
+    metrics=MetricsConfig(every_env_steps=100, tensorboard=False),
+)
+"""Episodes of 3 steps; an update takes at most 20 env_steps."""
+
+
+def checkpoint_items(agent, state):
+    """What `train` saves."""
+    return {
+        "acting": agent.acting(state.learner),
+        "learner": state.learner,
+        "loop": (state.actor, state.episodes),
+    }
+
+
+def read_checkpoint(config, run_dir, step=None):
+    """(step, TrainState) of a checkpoint, on one device."""
+    environment = make_environment(config.env)
+    agent = make_agent(config.agent, config.network, environment.spec)
+    types = jax.eval_shape(lambda: init_train_state(agent, environment, config.seed, config.env.num_envs))
+    with Checkpointer(run_dir / "checkpoints") as saves:
+        step, items = saves.restore(checkpoint_items(agent, types), step=step)
+    return step, TrainState(items["learner"], *items["loop"])

@@ -43,7 +43,12 @@ class VTraceOutput(NamedTuple):
 
 
 class VTraceParams(NamedTuple):
-    """What the optimiser changes: the network, and where it is adaptive the entropy cost's logarithm over its speed."""
+    """What the optimiser changes.
+
+    Attributes:
+      network: the network's variables.
+      entropy_logit: the adaptive entropy cost's logarithm, over its speed; () where the cost is fixed.
+    """
 
     network: Any
     entropy_logit: Any

@@ -40,9 +40,9 @@ class TrainState(NamedTuple):
 
 
 class Window(NamedTuple):
-    """Figures since the last log line: `num_updates`, and sums over them of the agent's metrics, and episodes.
+    """Figures since the last log line: sums of the agent's metrics over `num_updates`, and episodes.
 
-    The metrics lie in one vector, in the order of their sorted names: a sum for each would be as many kernels.
+    The metrics lie in one vector, in the order of their sorted names: a sum for each costs a kernel each.
     """
 
     metric_sums: CompensatedSum
@@ -126,20 +126,17 @@ def make_dispatch(update: Update) -> Callable[[TrainState, Window, Array], tuple
     return dispatch
 
 
-def train_state_specs() -> TrainState:
-    """How a TrainState lies on a mesh: the learner everywhere, slots spread over `DATA_AXIS`."""
-    return TrainState(learner=P(), actor=P(DATA_AXIS), episodes=P(DATA_AXIS))  # type: ignore[arg-type]
+# How a TrainState lies on a mesh: the learner everywhere, slots spread over the devices.
+_STATE_SPECS: Any = TrainState(learner=P(), actor=P(DATA_AXIS), episodes=P(DATA_AXIS))  # type: ignore[arg-type]
 
 
 def shard_train_state(state: TrainState, mesh: Mesh) -> TrainState:
     """`state` laid out over `mesh`."""
-    specs = train_state_specs()
-    return TrainState(
-        *(jax.device_put(part, NamedSharding(mesh, spec)) for part, spec in zip(state, specs, strict=True))
-    )
+    return jax.device_put(state, jax.tree.map(lambda spec: NamedSharding(mesh, spec), _STATE_SPECS))
 
 
 def shard_dispatch(dispatch: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
-    """`make_dispatch`'s function with every device running its own slots; gradients are summed over `mesh`."""
-    specs = train_state_specs()
-    return jax.shard_map(dispatch, mesh=mesh, in_specs=(specs, P(), P()), out_specs=(specs, P()))
+    """`make_dispatch`'s function over `mesh`: every device runs its own slots, gradients are summed."""
+    return jax.shard_map(
+        dispatch, mesh=mesh, in_specs=(_STATE_SPECS, P(), P()), out_specs=(_STATE_SPECS, P())
+    )

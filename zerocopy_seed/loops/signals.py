@@ -1,4 +1,4 @@
-"""Stopping when asked: the first SIGINT or SIGTERM finishes what must not be lost, the second ends at once."""
+"""Stopping when asked: the first SIGINT or SIGTERM saves what must not be lost, the second ends at once."""
 
 from __future__ import annotations
 

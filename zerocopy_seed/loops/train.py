@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from zerocopy_envs.errors import UserError
 from zerocopy_envs.wrappers import Vectorized
 from zerocopy_seed.agents import make_agent
-from zerocopy_seed.checkpoint import CheckpointError, Checkpointer
+from zerocopy_seed.checkpoint import Checkpointer, CheckpointError
 from zerocopy_seed.config import Config
 from zerocopy_seed.config_file import RUN_CONFIG, dump_config, load_run_config, refuse_changed_mathematics
 from zerocopy_seed.loops.on_device import (
@@ -52,7 +52,7 @@ class Program(NamedTuple):
 
 
 def train(config: Config, run_dir: pathlib.Path, *, resume: bool = False) -> int:
-    """Trains `config` into `run_dir` until `total_env_steps`, SIGINT or SIGTERM; saves a checkpoint at the end.
+    """Trains `config` into `run_dir` until `total_env_steps`, SIGINT or SIGTERM; saves at the end.
 
     Args:
       config: the experiment.
@@ -145,7 +145,7 @@ def _loop(
     seconds_per_update = _DISPATCH_S
 
     while env_steps < total and not stop:
-        # An update takes at most steps_per_update: this many cannot overshoot the total or a line by an update.
+        # An update takes at most steps_per_update, so this many pass neither the total nor a line by an update.
         to_total = max(1, (total - env_steps) // steps_per_update)
         to_line = max(1, -(-(next_line - env_steps) // steps_per_update))
         num_updates = min(to_total, to_line, max(1, int(_DISPATCH_S / seconds_per_update)))
@@ -166,7 +166,7 @@ def _loop(
             next_line = _next_multiple(env_steps, line_every)
             line_at, line_env_steps = now, env_steps
         if save_due:
-            _try(lambda: saves.save(env_steps, _checkpoint_items(program.agent, state)))  # noqa: B023
+            _try(saves.save, env_steps, _checkpoint_items(program.agent, state))
             saved_at = time.monotonic()
     return state
 
@@ -177,7 +177,7 @@ def _next_multiple(value: int, step: int) -> int:
 
 def _compile_once(function: Callable[[], Any]) -> Callable[[], Any]:
     """Compiles what runs a single time; on the CPU optimising it would take longer than running it."""
-    options = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
+    options: Any = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
     return jax.jit(function).lower().compile(compiler_options=options)
 
 
@@ -221,13 +221,13 @@ def _save_last(saves: Checkpointer, env_steps: int, items: dict[str, Any]) -> bo
     _try(saves.wait)  # an earlier save's failure must not stand for this one's
     if env_steps in saves.steps():
         return True
-    return _try(lambda: saves.save(env_steps, items)) and _try(saves.wait)
+    return _try(saves.save, env_steps, items) and _try(saves.wait)
 
 
-def _try(action: Callable[[], None]) -> bool:
+def _try(action: Callable[..., None], *arguments: Any) -> bool:
     """Training outlives a checkpoint that cannot be saved; the error is shown."""
     try:
-        action()
+        action(*arguments)
     except CheckpointError as error:
         _complain(str(error))
         return False

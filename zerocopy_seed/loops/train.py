@@ -145,7 +145,7 @@ def _loop(
     seconds_per_update = _DISPATCH_S
 
     while env_steps < total and not stop:
-        # An update takes at most steps_per_update, so this many pass neither the total nor a line by an update.
+        # An update takes at most steps_per_update: so many pass neither the total nor a line by an update.
         to_total = max(1, (total - env_steps) // steps_per_update)
         to_line = max(1, -(-(next_line - env_steps) // steps_per_update))
         num_updates = min(to_total, to_line, max(1, int(_DISPATCH_S / seconds_per_update)))

@@ -6,7 +6,14 @@ import jax
 
 from zerocopy_seed.agents import make_agent
 from zerocopy_seed.checkpoint import Checkpointer
-from zerocopy_seed.config import CheckpointConfig, Config, EnvConfig, MetricsConfig, NetworkConfig, VTraceConfig
+from zerocopy_seed.config import (
+    CheckpointConfig,
+    Config,
+    EnvConfig,
+    MetricsConfig,
+    NetworkConfig,
+    VTraceConfig,
+)
 from zerocopy_seed.loops.on_device import TrainState, init_train_state
 from zerocopy_seed.loops.setup import make_environment
 

@@ -17,7 +17,13 @@ from zerocopy_seed.checkpoint import Checkpointer, tree_sha256
 from zerocopy_seed.config_file import dump_config
 from zerocopy_seed.loops import train as train_module
 from zerocopy_seed.loops.evaluate import evaluate_run
-from zerocopy_seed.loops.on_device import TrainState, init_train_state, make_dispatch, make_update, make_window
+from zerocopy_seed.loops.on_device import (
+    TrainState,
+    init_train_state,
+    make_dispatch,
+    make_update,
+    make_window,
+)
 from zerocopy_seed.loops.setup import make_environment
 from zerocopy_seed.loops.train import train
 from zerocopy_seed.metrics import read_metrics

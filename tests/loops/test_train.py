@@ -123,7 +123,9 @@ def test_nothing_compiles_after_the_first_line(tmp_path, monkeypatch):
 
 def test_a_directory_that_holds_a_run_is_kept(run_dir):
     before = (run_dir / "metrics.jsonl").read_bytes()
-    with pytest.raises(UserError, match=r"expected a new directory, found one that holds a run; add --resume"):
+    with pytest.raises(
+        UserError, match=r"expected a new directory, found one that holds a run; add --resume"
+    ):
         train(CATCH, run_dir)
     assert (run_dir / "metrics.jsonl").read_bytes() == before
 
@@ -166,7 +168,10 @@ def test_a_resume_may_change_the_rest(tmp_path):
         (["--env.num-envs", "6", "--agent.num-minibatches", "4"], "env.num_envs"),
         (["--network.torso", "minatar_conv"], "minatar_conv"),
         (["--env.settings.rwos", "4"], "rows"),
-        (["--devices.num-devices", "99", "--agent.num-shards", "99", "--env.num-envs", "99"], "devices.num_devices"),
+        (
+            ["--devices.num-devices", "99", "--agent.num-shards", "99", "--env.num-envs", "99"],
+            "devices.num_devices",
+        ),
     ],
 )
 def test_what_cannot_run_is_refused_before_anything_compiles(tmp_path, monkeypatch, capfd, flags, named):

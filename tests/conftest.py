@@ -5,9 +5,7 @@ import tempfile
 # Eight forced devices, and programs that are compiled for compiling quickly, since nearly all of a test's time
 # is that: read when JAX starts, so they are set before the first import. Child processes inherit them.
 _FLAGS = ("--xla_force_host_platform_device_count=8", "--xla_backend_optimization_level=0")
-os.environ["XLA_FLAGS"] = " ".join(
-    dict.fromkeys((*os.environ.get("XLA_FLAGS", "").split(), *_FLAGS))
-)
+os.environ["XLA_FLAGS"] = " ".join(dict.fromkeys((*os.environ.get("XLA_FLAGS", "").split(), *_FLAGS)))
 
 # One compile cache per test run, fresh and shared with child processes: equal programs compile once.
 _OWNS_CACHE = "PYTEST_XDIST_WORKER" not in os.environ

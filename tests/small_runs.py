@@ -6,9 +6,17 @@ import jax
 
 from zerocopy_seed.agents import make_agent
 from zerocopy_seed.checkpoint import Checkpointer
-from zerocopy_seed.config import CheckpointConfig, Config, EnvConfig, MetricsConfig, NetworkConfig, VTraceConfig
-from zerocopy_seed.loops.on_device import TrainState, init_train_state
-from zerocopy_seed.loops.setup import make_environment
+from zerocopy_seed.config import (
+    CheckpointConfig,
+    Config,
+    EnvConfig,
+    MetricsConfig,
+    NetworkConfig,
+    VTraceConfig,
+)
+from zerocopy_seed.loops.environments import make_environment
+from zerocopy_seed.loops.on_device import init_train_state
+from zerocopy_seed.loops.run_checkpoint import restore_train_state
 
 # lecun: the orthogonal initialiser's decompositions take longer to compile than all else.
 MLP = NetworkConfig(hidden_sizes=(8,), init="lecun")
@@ -25,20 +33,10 @@ CATCH = Config(
 """Episodes of 3 steps; an update takes at most 20 env_steps."""
 
 
-def checkpoint_items(agent, state):
-    """What `train` saves."""
-    return {
-        "acting": agent.acting(state.learner),
-        "learner": state.learner,
-        "loop": (state.actor, state.episodes),
-    }
-
-
 def read_checkpoint(config, run_dir, step=None):
     """(step, TrainState) of a checkpoint, on one device."""
     environment = make_environment(config.env)
     agent = make_agent(config.agent, config.network, environment.spec)
     types = jax.eval_shape(lambda: init_train_state(agent, environment, config.seed, config.env.num_envs))
     with Checkpointer(run_dir / "checkpoints") as saves:
-        step, items = saves.restore(checkpoint_items(agent, types), step=step)
-    return step, TrainState(items["learner"], *items["loop"])
+        return restore_train_state(saves, agent, types, step)

@@ -16,7 +16,8 @@ import pytest
 
 from zerocopy_envs.errors import UserError
 from zerocopy_seed import manifest
-from zerocopy_seed.checkpoint import Checkpointer, CheckpointError, tree_sha256
+from zerocopy_seed.checkpoint import Checkpointer, CheckpointError
+from zerocopy_seed.leaves import tree_sha256
 
 ROOT = Path(__file__).resolve().parents[1]
 

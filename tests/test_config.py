@@ -367,7 +367,7 @@ def test_resume_refuses_the_rest_by_name():
         agent=VTraceConfig(learning_rate=0.5),
         network=NetworkConfig(hidden_sizes=(64,)),
     )
-    assert set(resume_differences(BASE, new)) == {
+    assert {path for path, _, _ in resume_differences(BASE, new)} == {
         "seed",
         "env.settings.length.of",
         "agent.learning_rate",
@@ -392,7 +392,7 @@ def test_resume_compares_every_key():
         else:
             changed = dataclasses.replace(BASE, **{name: other})
         expected = [] if key.path.split(".")[0] in free else [path]
-        assert resume_differences(BASE, changed) == expected
+        assert [path for path, _, _ in resume_differences(BASE, changed)] == expected
 
 
 # The schema itself.

@@ -5,6 +5,7 @@ import pytest
 
 from zerocopy_envs.types import TimeStep
 from zerocopy_seed.episodes import add_episodes, make_episode_sums, make_tracker, sum_episodes, track_episodes
+from zerocopy_seed.ops.counters import as_int
 
 FIRST, MID, LAST = 0, 1, 2
 
@@ -34,7 +35,7 @@ def test_only_whole_episodes_count():
 def test_a_return_of_zero_is_a_return():
     _, episodes = track_episodes(make_tracker(1), rows([FIRST, MID, LAST], [0, 0, 0]))
     sums = add_episodes(make_episode_sums(), sum_episodes(episodes))
-    assert int(sums.num_episodes) == 1 and float(sums.return_sum.total) == 0
+    assert as_int(sums.num_episodes) == 1 and float(sums.return_sum.total) == 0
 
 
 def test_long_episodes_do_not_lose_rewards():

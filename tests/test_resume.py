@@ -10,15 +10,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_runs import CATCH, LSTM, checkpoint_items, read_checkpoint
+from small_runs import CATCH, LSTM, read_checkpoint
 
 from zerocopy_seed.agents import make_agent
-from zerocopy_seed.checkpoint import Checkpointer, tree_sha256
+from zerocopy_seed.checkpoint import Checkpointer
 from zerocopy_seed.config_file import dump_config
+from zerocopy_seed.leaves import tree_sha256
 from zerocopy_seed.loops import train as train_module
+from zerocopy_seed.loops.environments import make_environment
 from zerocopy_seed.loops.evaluate import evaluate_run
-from zerocopy_seed.loops.on_device import TrainState, init_train_state, make_dispatch, make_update, make_window
-from zerocopy_seed.loops.setup import make_environment
+from zerocopy_seed.loops.on_device import (
+    init_train_state,
+    make_dispatch,
+    make_update,
+    make_window,
+    metric_names,
+)
+from zerocopy_seed.loops.run_checkpoint import checkpoint_items, restore_train_state
 from zerocopy_seed.loops.train import train
 from zerocopy_seed.metrics import read_metrics
 
@@ -93,15 +101,15 @@ def test_ten_updates_are_five_restored_and_five_more(tmp_path, optimizer):
     agent = make_agent(config.agent, config.network, environment.spec)
     state = jax.jit(lambda: init_train_state(agent, environment, 3, config.env.num_envs))()
     update = make_update(agent, environment, config.agent.unroll_length)
-    num_metrics = len(jax.eval_shape(update, state)[1])
-    dispatch = jax.jit(make_dispatch(update))
+    names = metric_names(update, state)
+    num_metrics = len(names)
+    dispatch = jax.jit(make_dispatch(update, names))
     straight, _ = dispatch(state, make_window(num_metrics), jnp.int32(10))
 
     half, _ = dispatch(state, make_window(num_metrics), jnp.int32(5))
     with Checkpointer(tmp_path) as saves:
         saves.save(5, checkpoint_items(agent, half))
-        _, items = saves.restore(checkpoint_items(agent, jax.eval_shape(lambda: state)))
-    restored = TrainState(items["learner"], *items["loop"])
+        _, restored = restore_train_state(saves, agent, jax.eval_shape(lambda: state))
     resumed, _ = dispatch(restored, make_window(num_metrics), jnp.int32(5))
     assert tree_sha256(resumed) == tree_sha256(straight)
 

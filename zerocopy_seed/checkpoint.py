@@ -39,7 +39,6 @@ from zerocopy_seed.leaves import (
     named_leaves,
     raw_array,
 )
-from zerocopy_seed.leaves import tree_sha256 as tree_sha256
 
 PyTree = Any
 _SAVE_TIMEOUT_S = 3600  # Orbax's own ten minutes are short for a large replay on a slow disk

@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import datetime
 import importlib
-import importlib.metadata
 import json
 import pathlib
 import sys
@@ -14,12 +13,13 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from zerocopy_envs.errors import UserError, did_you_mean
+from zerocopy_seed import __version__
 from zerocopy_seed.config_file import RUN_CONFIG, load_config, load_run_config
-from zerocopy_seed.config_flags import add_flags
+from zerocopy_seed.config_flags import add_flags, num_words
 from zerocopy_seed.extras import missing_extra
 
 BENCHES = ("on_device",)
-"""Modules of `zerocopy_seed.bench`, each with `run(configs, *, as_json)`."""
+"""Modules of `zerocopy_seed.bench`, each with `run(configs, *, num_envs, as_json)`."""
 
 _USER_ERROR = 2
 
@@ -66,7 +66,7 @@ def _run(words: list[str]) -> int:
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"zerocopy-seed {_version()}")
+    parser.add_argument("--version", action="version", version=f"zerocopy-seed {__version__}")
     parser.add_argument("command", metavar="COMMAND", nargs="?", help="one of those below")
     name = parser.parse_args(words[:1]).command
     if name is None:
@@ -128,6 +128,8 @@ def _evaluate(parser: _Parser, words: list[str]) -> int:
     options = parser.parse_args(words)
     if options.episodes < 1:
         raise UserError("--episodes", expected="at least 1", found=str(options.episodes))
+    if options.seed not in range(2**32):  # as `seed` of a configuration
+        raise UserError("--seed", expected="at least 0 and less than 2^32", found=str(options.seed))
     load_run_config(options.run_dir)  # a wrong directory is refused before JAX is imported
 
     from zerocopy_seed.loops.evaluate import evaluate_run
@@ -156,6 +158,9 @@ def _bench(parser: _Parser, words: list[str]) -> int:
     if options.name not in BENCHES:
         remedy = did_you_mean(options.name, BENCHES)
         raise UserError(f"bench {options.name}", expected=f"one of {', '.join(BENCHES)}", remedy=remedy)
+    for size in options.num_envs:
+        if size < 1:
+            raise UserError("--num-envs", expected="at least 1", found=str(size))
     given: dict = {"configs": [load_config(path) for path in options.config]} if options.config else {}
 
     importlib.import_module(f"zerocopy_seed.bench.{options.name}").run(
@@ -216,12 +221,16 @@ def _split(words: list[str], options: Sequence[str]) -> tuple[list[str], list[st
     """Parts a command's own words, options and positional ones, from the flags of a configuration."""
     own: list[str] = []
     overrides: list[str] = []
-    taker = own
+    taker, room = own, 0
     for word in words:
-        if word.startswith("-") and word.partition("=")[0] in options:
+        name, equals, _ = word.partition("=")
+        if word.startswith("-") and name in options:
             taker = own
         elif word.startswith("--"):
-            taker = overrides
+            taker, room = overrides, 0 if equals else num_words(name)
+        elif taker is overrides:
+            # what a flag has no room for is the command's: `--seed 3 CONFIG.toml`
+            taker, room = (overrides if room else own), room - 1
         taker.append(word)
     return own, overrides
 
@@ -236,13 +245,6 @@ def _print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
 def _complain(error: UserError) -> int:
     print(" ".join(str(error).split()), file=sys.stderr)
     return _USER_ERROR
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("zerocopy_seed")
-    except importlib.metadata.PackageNotFoundError:
-        return "(not installed)"
 
 
 if __name__ == "__main__":

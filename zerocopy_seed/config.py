@@ -13,14 +13,16 @@ from typing import Annotated, Any, Literal
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """The numbers that a setting may be; NaN never is. `minimum` itself is allowed unless `open`."""
+    """The numbers that a setting may be; NaN never is. An `open` end is not itself allowed."""
 
     minimum: float
     maximum: float
     open: bool = False
+    open_end: bool = False
 
     def __contains__(self, value: float) -> bool:
-        return (self.minimum < value if self.open else self.minimum <= value) and value <= self.maximum
+        above = self.minimum < value if self.open else self.minimum <= value
+        return above and (value < self.maximum if self.open_end else value <= self.maximum)
 
     def __str__(self) -> str:
         lower = f"more than {self.minimum:g}" if self.open else f"at least {self.minimum:g}"
@@ -28,7 +30,7 @@ class Range:
             return lower
         if self.maximum == _LARGEST_FLOAT32:
             return f"{lower} and finite in float32"
-        return f"{lower} and at most {self.maximum:,}"
+        return f"{lower} and {'less than' if self.open_end else 'at most'} {self.maximum:,}"
 
 
 _LARGEST_FLOAT32 = 3.4028234e38  # settings become float32 arrays
@@ -36,7 +38,9 @@ _LARGEST_FLOAT32 = 3.4028234e38  # settings become float32 arrays
 Count = Annotated[int, Range(1, math.inf)]
 Seed = Annotated[int, Range(0, 2**32 - 1)]  # JAX drops the bits above 32
 Fraction = Annotated[float, Range(0.0, 1.0)]
+Decay = Annotated[float, Range(0.0, 1.0, open_end=True)]
 Weight = Annotated[float, Range(0.0, _LARGEST_FLOAT32)]
+Positive = Annotated[float, Range(0.0, _LARGEST_FLOAT32, open=True)]
 Limit = Annotated[float, Range(0.0, math.inf)]
 Horizon = Annotated[float, Range(0.0, math.inf, open=True)]
 
@@ -73,13 +77,13 @@ class VTraceConfig:
     """Step size at the start."""
     learning_rate_decay_env_steps: Horizon = math.inf
     """Step size falls linearly to 0 over this many env_steps; inf keeps it."""
-    adam_b1: Fraction = 0.9
+    adam_b1: Decay = 0.9
     """Adam's first moment decay (SEED: 0)."""
-    adam_b2: Fraction = 0.999
+    adam_b2: Decay = 0.999
     """Adam's second moment decay."""
-    rmsprop_decay: Fraction = 0.99
+    rmsprop_decay: Decay = 0.99
     """RMSProp's second moment decay."""
-    optimizer_epsilon: Weight = 1e-5
+    optimizer_epsilon: Positive = 1e-5
     """Added to the root of the second moment."""
     max_grad_norm: Limit = math.inf
     """Gradients are scaled down to this global norm; inf leaves them."""
@@ -99,7 +103,7 @@ class VTraceConfig:
     """Adjust the entropy cost to keep the policy at target_entropy."""
     target_entropy: Weight = 0.0
     """Mean policy entropy to keep, in nats (adaptive_entropy only)."""
-    entropy_adjustment_speed: Weight = 10.0
+    entropy_adjustment_speed: Positive = 10.0
     """How fast the adaptive cost moves (adaptive_entropy only)."""
     baseline_cost: Weight = 0.5
     """Weight of half the squared value error."""

@@ -64,6 +64,12 @@ def validate(config: Config) -> None:
         for value in key.value if isinstance(key.value, tuple) else (key.value,):
             if allowed is not None and value not in allowed:
                 raise UserError(key.path, expected=str(allowed), found=str(value))
+    if config.agent.adaptive_entropy and config.agent.entropy_cost == 0.0:
+        raise UserError(
+            "agent.entropy_cost",
+            expected="more than 0 with agent.adaptive_entropy, which multiplies it",
+            found="0.0",
+        )
     num_envs, agent, num_devices = config.env.num_envs, config.agent, config.devices.num_devices
     _require_multiple("env.num_envs", num_envs, "devices.num_devices", num_devices)
     _require_multiple("agent.num_shards", agent.num_shards, "devices.num_devices", num_devices)
@@ -75,11 +81,11 @@ def validate(config: Config) -> None:
     )
 
 
-def resume_differences(old: Config, new: Config) -> list[str]:
-    """Paths of the keys that differ and would alter the mathematics of a run that is resumed."""
+def resume_differences(old: Config, new: Config) -> list[tuple[str, Any, Any]]:
+    """(path, old value, new value) of what would alter the mathematics of a run that is resumed."""
     before, after = _flatten(dataclasses.asdict(old)), _flatten(dataclasses.asdict(new))
     return [
-        path
+        (path, before.get(path, "nothing"), after.get(path, "nothing"))
         for path in dict.fromkeys((*before, *after))
         if path.split(".")[0] not in _FREE_ON_RESUME and before.get(path) != after.get(path)
     ]
@@ -91,12 +97,11 @@ def refuse_changed_mathematics(old: Config, new: Config) -> None:
     Raises:
       UserError: naming the first key that differs and both values.
     """
-    before, after = _flatten(dataclasses.asdict(old)), _flatten(dataclasses.asdict(new))
-    for path in resume_differences(old, new):
+    for path, before, after in resume_differences(old, new):
         raise UserError(
             path,
-            expected=f"{before.get(path, 'nothing')!r}, as in the run that is resumed",
-            found=repr(after.get(path, "nothing")),
+            expected=f"{before!r}, as in the run that is resumed",
+            found=repr(after),
             remedy="leave it as it was, or start a new run",
         )
 

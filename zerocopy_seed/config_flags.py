@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
+import math
 import typing
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -31,6 +32,13 @@ def read_flags(words: Sequence[str]) -> list[Flag]:
         else:
             raise UserError(word, expected="a flag, as in --section.key value")
     return flags
+
+
+def num_words(flag: str) -> float:
+    """How many words a flag of this name can take."""
+    path = flag.removeprefix("--").replace("-", "_")
+    kinds = {key.path: without_range(key.kind) for key in keys(Config)}
+    return math.inf if typing.get_origin(kinds.get(path)) is tuple else 1
 
 
 def lay_over(tables: dict[str, Any], flags: Sequence[Flag]) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def _check_jax() -> None:
     import jax
     import jax.numpy as jnp
 
-    from zerocopy_seed.loops.setup import compile_cache_dir
+    from zerocopy_seed.loops.compile_cache import compile_cache_dir
 
     print(f"  devices            {', '.join(str(device) for device in jax.devices())}")
     print(f"  compile cache      {compile_cache_dir()}")

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from zerocopy_envs.types import StepType, TimeStep
-from zerocopy_seed.ops import summation
+from zerocopy_seed.ops import counters, summation
 from zerocopy_seed.ops.summation import CompensatedSum
-from zerocopy_seed.types import Array
+from zerocopy_seed.types import Array, Counter
 
 
 class EpisodeTracker(NamedTuple):
@@ -58,16 +58,16 @@ def track_episodes(tracker: EpisodeTracker, timestep: TimeStep) -> tuple[Episode
 
 
 class EpisodeSums(NamedTuple):
-    """Over the episodes of a while: `num_episodes`, `length_sum` int32, `return_sum`; scalars."""
+    """Over the episodes of a while: how many, their summed length and their summed return; scalars."""
 
-    num_episodes: Array
-    length_sum: Array
+    num_episodes: Counter
+    length_sum: Counter
     return_sum: CompensatedSum
 
 
 def make_episode_sums() -> EpisodeSums:
     """No episodes."""
-    return EpisodeSums(jnp.int32(0), jnp.int32(0), summation.make_sum())
+    return EpisodeSums(counters.make_counter(), counters.make_counter(), summation.make_sum())
 
 
 def sum_episodes(episodes: FinishedEpisodes) -> tuple[Array, Array, Array]:
@@ -84,7 +84,7 @@ def add_episodes(sums: EpisodeSums, counted: tuple[Array, Array, Array]) -> Epis
     """`sums` with what `sum_episodes` counted."""
     num_episodes, length_sum, return_sum = counted
     return EpisodeSums(
-        sums.num_episodes + num_episodes,
-        sums.length_sum + length_sum,
+        counters.increment(sums.num_episodes, num_episodes),
+        counters.increment(sums.length_sum, length_sum),
         summation.add(sums.return_sum, return_sum),
     )

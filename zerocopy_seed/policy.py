@@ -11,11 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from zerocopy_envs.types import EnvironmentSpec, TimeStep
-from zerocopy_seed.agents import make_agent
-from zerocopy_seed.checkpoint import Checkpointer
-from zerocopy_seed.config_file import load_run_config
-from zerocopy_seed.keys import Stream, slot_keys, stream_key
-from zerocopy_seed.loops.setup import make_environment
+from zerocopy_seed.keys import Stream, slot_keys
+from zerocopy_seed.loops.run_checkpoint import restore_acting
 from zerocopy_seed.types import AgentState, Array, Mode
 
 
@@ -44,13 +41,7 @@ def load_policy(run_dir: str | pathlib.Path, *, step: int | None = None) -> Poli
     Raises:
       UserError: no such run or checkpoint.
     """
-    run_dir = pathlib.Path(run_dir)
-    config = load_run_config(run_dir)
-    spec = make_environment(config.env).spec
-    agent = make_agent(config.agent, config.network, spec)
-    target = jax.eval_shape(lambda: agent.acting(agent.init(stream_key(config.seed, Stream.LEARNER))))
-    with Checkpointer(run_dir / "checkpoints") as checkpointer:
-        _, params = checkpointer.restore("acting", target, step)
+    agent, environment, _, params = restore_acting(run_dir, step)
 
     def initial_state(num_slots: int, seed: int = 0) -> AgentState:
         slots = jnp.arange(num_slots, dtype=jnp.int32)
@@ -64,4 +55,4 @@ def load_policy(run_dir: str | pathlib.Path, *, step: int | None = None) -> Poli
     def policy_step(timestep: TimeStep, state: AgentState) -> tuple[Array, AgentState]:
         return act(params, timestep, state)
 
-    return Policy(spec, initial_state, policy_step)
+    return Policy(environment.spec, initial_state, policy_step)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from zerocopy_envs.types import EnvState, TimeStep
-from zerocopy_seed.types import ActingParams, AgentState, Array, Mode, Trajectory
+from zerocopy_seed.types import ActingParams, AgentState, Array, Key, Mode, Trajectory
 
 
 class ActorState(NamedTuple):
@@ -20,11 +20,35 @@ class ActorState(NamedTuple):
       agent: AgentState [B].
       env_state: the vectorised environment's.
       timestep: TimeStep [B], the one to act upon next.
+      continues: [B] bool, an unroll of this slot came before.
     """
 
     agent: AgentState
     env_state: EnvState
     timestep: TimeStep
+    continues: Array
+
+
+def begin(
+    initial_state: Callable[[Key, Array], AgentState],
+    reset: Callable[[Key], tuple[EnvState, TimeStep]],
+    agent_keys: Key,
+    environment_keys: Key,
+    slots: Array,
+) -> ActorState:
+    """Slots [B] int32 before their first step.
+
+    Args:
+      initial_state: `Agent.initial_state`.
+      reset: keys [B] -> env_state, TimeStep [B].
+      agent_keys: [B] typed keys.
+      environment_keys: [B] typed keys.
+      slots: [B] int32.
+    """
+    env_state, timestep = reset(environment_keys)
+    return ActorState(
+        initial_state(agent_keys, slots), env_state, timestep, jnp.zeros(slots.shape, bool)
+    )
 
 
 def unroll(
@@ -52,12 +76,15 @@ def unroll(
       The next ActorState and a Trajectory [T, B].
     """
 
-    def one_step(state: ActorState, _):
-        action, actor_output, agent_state = act(params, state.agent, state.timestep, mode)
-        env_state, timestep = step(state.env_state, action)
-        return ActorState(agent_state, env_state, timestep), (state.timestep, action, actor_output)
+    def one_step(carry: tuple[AgentState, EnvState, TimeStep], _):
+        agent_state, env_state, timestep = carry
+        action, actor_output, agent_state = act(params, agent_state, timestep, mode)
+        env_state, next_timestep = step(env_state, action)
+        return (agent_state, env_state, next_timestep), (timestep, action, actor_output)
 
-    end, (timesteps, actions, actor_outputs) = lax.scan(one_step, state, None, length=length)
+    carry = (state.agent, state.env_state, state.timestep)
+    carry, (timesteps, actions, actor_outputs) = lax.scan(one_step, carry, None, length=length)
+    end = ActorState(*carry, continues=jnp.ones_like(state.continues))
     timesteps = jax.tree.map(lambda rows, last: jnp.concatenate([rows, last[None]]), timesteps, end.timestep)
     trajectory = Trajectory(
         timestep=timesteps,
@@ -65,6 +92,6 @@ def unroll(
         actor_output=actor_outputs,
         recurrent=state.agent.recurrent,
         slot=slots,
-        continues=jnp.ones_like(slots, bool),
+        continues=state.continues,
     )
     return end, trajectory

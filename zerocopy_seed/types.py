@@ -10,7 +10,7 @@ import enum
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from zerocopy_envs.types import TimeStep
+from zerocopy_envs.types import StepType, TimeStep
 
 Array = Any  # a JAX array: this module must not import JAX
 Key = Any  # a typed threefry PRNG key
@@ -21,6 +21,14 @@ class Mode(enum.Enum):
 
     TRAIN = "train"
     EVALUATE = "evaluate"
+
+
+def valid_transitions(step_type: Array) -> Array:
+    """Which transitions t -> t+1 are real: step types [T+1, ...] -> [T, ...] bool, False where t+1 is FIRST.
+
+    Others carry no loss, no entropy, no priority and no count, and cut every trace.
+    """
+    return step_type[1:] != StepType.FIRST
 
 
 class Counter(NamedTuple):

@@ -30,7 +30,8 @@ class Vectorized:
     """Steps B copies of an environment and resets each on the step after its LAST, which ignores its action.
 
     Episode n of a slot starts from `episode_key(key, n)` of the slot's own key, so every episode is fresh
-    and no slot depends on another. Resets are computed only in steps where some slot needs one. Pure:
+    and no slot depends on another. Resets are computed only in steps where some slot needs one (under
+    vmap over seeds always: a condition that differs between seeds becomes a choice between both). Pure:
     `reset` and `step` pass through jit, vmap, scan and shard_map, and a state keeps its types.
 
     Args:

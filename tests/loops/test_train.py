@@ -3,17 +3,19 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from small_runs import CATCH, checkpoint_items, read_checkpoint
+from small_runs import CATCH, read_checkpoint
 
 from zerocopy_envs.errors import UserError
 from zerocopy_seed import cli
 from zerocopy_seed.agents import make_agent
-from zerocopy_seed.checkpoint import Checkpointer, tree_sha256
+from zerocopy_seed.checkpoint import Checkpointer
 from zerocopy_seed.config import CheckpointConfig, DevicesConfig, MetricsConfig
 from zerocopy_seed.config_file import dump_config, load_run_config
+from zerocopy_seed.leaves import tree_sha256
 from zerocopy_seed.loops import train as train_module
+from zerocopy_seed.loops.environments import make_environment
 from zerocopy_seed.loops.evaluate import evaluate_run
-from zerocopy_seed.loops.setup import make_environment
+from zerocopy_seed.loops.run_checkpoint import checkpoint_items
 from zerocopy_seed.loops.train import train
 from zerocopy_seed.metrics import read_metrics
 from zerocopy_seed.ops.counters import as_int, make_counter
@@ -123,7 +125,9 @@ def test_nothing_compiles_after_the_first_line(tmp_path, monkeypatch):
 
 def test_a_directory_that_holds_a_run_is_kept(run_dir):
     before = (run_dir / "metrics.jsonl").read_bytes()
-    with pytest.raises(UserError, match=r"expected a new directory, found one that holds a run; add --resume"):
+    with pytest.raises(
+        UserError, match=r"expected a new directory, found one that holds a run; add --resume"
+    ):
         train(CATCH, run_dir)
     assert (run_dir / "metrics.jsonl").read_bytes() == before
 
@@ -166,7 +170,10 @@ def test_a_resume_may_change_the_rest(tmp_path):
         (["--env.num-envs", "6", "--agent.num-minibatches", "4"], "env.num_envs"),
         (["--network.torso", "minatar_conv"], "minatar_conv"),
         (["--env.settings.rwos", "4"], "rows"),
-        (["--devices.num-devices", "99", "--agent.num-shards", "99", "--env.num-envs", "99"], "devices.num_devices"),
+        (
+            ["--devices.num-devices", "99", "--agent.num-shards", "99", "--env.num-envs", "99"],
+            "devices.num_devices",
+        ),
     ],
 )
 def test_what_cannot_run_is_refused_before_anything_compiles(tmp_path, monkeypatch, capfd, flags, named):

@@ -11,7 +11,7 @@ KEYS = jax.random.split(jax.random.key(7, impl="threefry2x32"), 5)
 def test_the_hash_is_jaxs():
     words = jax.random.key_data(KEYS)
     for block in (0, 1, 12345):
-        ours = threefry2x32((words[:, 0], words[:, 1]), block)
+        ours = threefry2x32((words[:, 0], words[:, 1]), jnp.full(len(KEYS), block, jnp.uint32))
         for slot in range(len(KEYS)):
             expected = threefry_2x32(words[slot], jnp.array([0, block], jnp.uint32))
             np.testing.assert_array_equal([ours[0][slot], ours[1][slot]], expected)

@@ -17,8 +17,8 @@ from jax import lax
 
 from zerocopy_seed.agents import make_agent
 from zerocopy_seed.config import Config, EnvConfig, VTraceConfig
+from zerocopy_seed.loops.environments import make_environment
 from zerocopy_seed.loops.on_device import init_train_state, make_dispatch, make_update, make_window
-from zerocopy_seed.loops.setup import make_environment
 from zerocopy_seed.rollout import unroll
 from zerocopy_seed.types import Mode
 
@@ -41,6 +41,8 @@ def make_parts(config: Config) -> tuple[dict[str, Callable[..., Any]], dict[str,
     `environment` steps with the actions of a real unroll, `act` acts upon its timesteps, `learn` learns from
     it; each does per repeat what one update does. What it returns goes in again, donated.
     """
+    # With no step size the policy stays what it is, so that parts and whole see the same episodes for ever.
+    config = dataclasses.replace(config, agent=dataclasses.replace(config.agent, learning_rate=0.0))
     environment = make_environment(config.env)
     agent = make_agent(config.agent, config.network, environment.spec)
     state = jax.jit(lambda: init_train_state(agent, environment, config.seed, config.env.num_envs))()
@@ -81,7 +83,7 @@ def make_parts(config: Config) -> tuple[dict[str, Callable[..., Any]], dict[str,
         return lax.fori_loop(0, repeats, lambda _, carry: agent.learn(carry[0], trajectory), carry)
 
     update = make_update(agent, environment, config.agent.unroll_length)
-    dispatch = make_dispatch(update)
+    dispatch = make_dispatch(update, sorted(metrics))
     window = make_window(len(metrics))
 
     def whole(carry, repeats):

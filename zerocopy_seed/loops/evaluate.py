@@ -12,17 +12,18 @@ import numpy as np
 
 from zerocopy_envs.errors import UserError
 from zerocopy_envs.wrappers import Vectorized
-from zerocopy_seed.agents import make_agent
-from zerocopy_seed.checkpoint import Checkpointer, tree_sha256
+from zerocopy_seed import rollout
 from zerocopy_seed.config_file import load_run_config
 from zerocopy_seed.episodes import make_tracker, track_episodes
-from zerocopy_seed.keys import Stream, slot_keys, stream_key
-from zerocopy_seed.loops.setup import make_environment, use_compile_cache
-from zerocopy_seed.rollout import ActorState, unroll
+from zerocopy_seed.keys import Stream, slot_keys
+from zerocopy_seed.leaves import tree_sha256
+from zerocopy_seed.loops.environments import make_environment
+from zerocopy_seed.loops.run_checkpoint import restore_acting
 from zerocopy_seed.types import ActingParams, Agent, Mode
 
 _MAX_SLOTS = 256
 _CHUNK = 64
+_MAX_EPISODE_STEPS = 1_000_000  # where an environment sets no limit of its own
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,20 +76,29 @@ def evaluate(
       params: what acting reads.
       num_episodes: at least 1.
       seed: the same seed plays the same episodes.
+
+    Raises:
+      UserError: an episode does not end.
     """
     num_slots = num_evaluation_slots(num_episodes)
     per_slot = num_episodes // num_slots
+    max_length = environment.spec.max_episode_steps or _MAX_EPISODE_STEPS
     slots = jnp.arange(num_slots, dtype=jnp.int32)
 
     @jax.jit
     def begin():
-        env_state, timestep = environment.reset(slot_keys(seed, Stream.EVALUATION_ENVIRONMENT, slots))
-        agent_state = agent.initial_state(slot_keys(seed, Stream.EVALUATION_AGENT, slots), slots)
-        return ActorState(agent_state, env_state, timestep), make_tracker(num_slots)
+        actor = rollout.begin(
+            agent.initial_state,
+            environment.reset,
+            slot_keys(seed, Stream.EVALUATION_AGENT, slots),
+            slot_keys(seed, Stream.EVALUATION_ENVIRONMENT, slots),
+            slots,
+        )
+        return actor, make_tracker(num_slots)
 
     @jax.jit
     def play(params, state, tracker):
-        state, trajectory = unroll(
+        state, trajectory = rollout.unroll(
             agent.act, environment.step, params, state, slots, length=_CHUNK, mode=Mode.EVALUATE
         )
         tracker, finished = track_episodes(tracker, trajectory.timestep)
@@ -99,6 +109,13 @@ def evaluate(
     state, tracker = begin()
     while min(map(len, returns)) < per_slot:
         state, tracker, finished = play(params, state, tracker)
+        if int(tracker.length.max()) > max_length:
+            raise UserError(
+                "evaluate",
+                expected=f"episodes of at most {max_length:,} steps",
+                found="one that goes on",
+                remedy="give the environment a time limit",
+            )
         ended, chunk_returns, chunk_lengths = jax.device_get(finished)
         for row, slot in np.argwhere(ended):
             if len(returns[slot]) < per_slot:
@@ -129,16 +146,11 @@ def evaluate_run(
     """
     if num_episodes < 1:
         raise UserError("--episodes", expected="at least 1", found=str(num_episodes))
-    use_compile_cache()
-    config = load_run_config(run_dir)
-    environment = make_environment(config.env)
-    agent = make_agent(config.agent, config.network, environment.spec)
-    target = jax.eval_shape(lambda: agent.acting(agent.init(stream_key(config.seed, Stream.LEARNER))))
-    with Checkpointer(run_dir / "checkpoints") as checkpointer:
-        checkpoint_step, params = checkpointer.restore("acting", target, step)
+    agent, environment, checkpoint_step, params = restore_acting(run_dir, step)
     if env is not None:
-        other = make_environment(dataclasses.replace(config.env, name=env, settings={}))
-        require_same_spec(other, environment, env, config.env.name)
+        config = load_run_config(run_dir).env
+        other = make_environment(dataclasses.replace(config, name=env, settings={}))
+        require_same_spec(other, environment, env, config.name)
         environment = other
     result = evaluate(agent, environment, params, num_episodes=num_episodes, seed=seed)
     return dataclasses.replace(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -25,7 +25,7 @@ from zerocopy_seed.keys import Stream, slot_keys, stream_key
 from zerocopy_seed.ops import summation
 from zerocopy_seed.ops.collectives import device_index, sum_over_devices
 from zerocopy_seed.ops.summation import CompensatedSum
-from zerocopy_seed.rollout import ActorState, unroll
+from zerocopy_seed.rollout import ActorState, begin, unroll
 from zerocopy_seed.types import Agent, Array, LearnerState, Mode
 
 DATA_AXIS = "data"
@@ -42,7 +42,7 @@ class TrainState(NamedTuple):
 class Window(NamedTuple):
     """Figures since the last log line: sums of the agent's metrics over `num_updates`, and episodes.
 
-    The metrics lie in one vector, in the order of their sorted names: a sum for each costs a kernel each.
+    The metrics lie in one vector, in the order of `metric_names`: a sum for each costs a kernel each.
     """
 
     metric_sums: CompensatedSum
@@ -56,16 +56,14 @@ Update = Callable[[TrainState], tuple[TrainState, dict[str, Array], tuple[Array,
 def init_train_state(agent: Agent, environment: Vectorized, seed: Array | int, num_envs: int) -> TrainState:
     """The state of a run that has not begun; slots are 0..num_envs - 1."""
     slots = jnp.arange(num_envs, dtype=jnp.int32)
-    env_state, timestep = environment.reset(slot_keys(seed, Stream.ENVIRONMENT, slots))
-    return TrainState(
-        learner=agent.init(stream_key(seed, Stream.LEARNER)),
-        actor=ActorState(
-            agent=agent.initial_state(slot_keys(seed, Stream.AGENT, slots), slots),
-            env_state=env_state,
-            timestep=timestep,
-        ),
-        episodes=make_tracker(num_envs),
+    actor = begin(
+        agent.initial_state,
+        environment.reset,
+        slot_keys(seed, Stream.AGENT, slots),
+        slot_keys(seed, Stream.ENVIRONMENT, slots),
+        slots,
     )
+    return TrainState(agent.init(stream_key(seed, Stream.LEARNER)), actor, make_tracker(num_envs))
 
 
 def make_update(
@@ -97,7 +95,7 @@ def make_update(
 
 
 def metric_names(update: Update, state: TrainState) -> tuple[str, ...]:
-    """Sorted names of the metrics that `update` returns (traced, not run)."""
+    """Names of the metrics that `update` returns (traced, not run), in a window's order."""
     _, metrics, _ = jax.eval_shape(update, state)
     return tuple(sorted(metrics))
 
@@ -107,7 +105,9 @@ def make_window(num_metrics: int) -> Window:
     return Window(summation.make_sum((num_metrics,)), jnp.int32(0), make_episode_sums())
 
 
-def make_dispatch(update: Update) -> Callable[[TrainState, Window, Array], tuple[TrainState, Window]]:
+def make_dispatch(
+    update: Update, metric_names: Sequence[str]
+) -> Callable[[TrainState, Window, Array], tuple[TrainState, Window]]:
     """Several updates in one call: (state, window, num_updates int32) -> state, window.
 
     The number of updates is an argument, so that one compiled program serves any number, and how updates are
@@ -117,7 +117,7 @@ def make_dispatch(update: Update) -> Callable[[TrainState, Window, Array], tuple
     def one_update(_, carry: tuple[TrainState, Window]) -> tuple[TrainState, Window]:
         state, window = carry
         state, metrics, counted = update(state)
-        sums = summation.add(window.metric_sums, jnp.stack([metrics[name] for name in sorted(metrics)]))
+        sums = summation.add(window.metric_sums, jnp.stack([metrics[name] for name in metric_names]))
         return state, Window(sums, window.num_updates + 1, add_episodes(window.episodes, counted))
 
     def dispatch(state: TrainState, window: Window, num_updates: Array) -> tuple[TrainState, Window]:

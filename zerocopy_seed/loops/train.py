@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import sys
 import time
@@ -19,6 +20,8 @@ from zerocopy_seed.agents import make_agent
 from zerocopy_seed.checkpoint import Checkpointer, CheckpointError
 from zerocopy_seed.config import Config
 from zerocopy_seed.config_file import RUN_CONFIG, dump_config, load_run_config, refuse_changed_mathematics
+from zerocopy_seed.loops.compile_cache import use_compile_cache
+from zerocopy_seed.loops.environments import make_environment
 from zerocopy_seed.loops.on_device import (
     DATA_AXIS,
     TrainState,
@@ -31,7 +34,7 @@ from zerocopy_seed.loops.on_device import (
     shard_dispatch,
     shard_train_state,
 )
-from zerocopy_seed.loops.setup import make_environment, use_compile_cache
+from zerocopy_seed.loops.run_checkpoint import CHECKPOINTS, checkpoint_items, restore_train_state
 from zerocopy_seed.loops.signals import StopRequest
 from zerocopy_seed.metrics import MetricsWriter
 from zerocopy_seed.ops.counters import as_int
@@ -77,15 +80,13 @@ def train(config: Config, run_dir: pathlib.Path, *, resume: bool = False) -> int
     state_types = jax.eval_shape(init)  # traced before anything is written: what does not fit is refused here
     with (
         StopRequest() as stop,
-        Checkpointer(run_dir / "checkpoints", config.checkpoint.max_to_keep, warn=_complain) as saves,
+        Checkpointer(run_dir / CHECKPOINTS, config.checkpoint.max_to_keep, warn=_complain) as saves,
     ):
         resumed_at = None
         if resume and saves.steps():
-            resumed_at, items = saves.restore(_checkpoint_items(agent, state_types))
-            state = TrainState(items["learner"], *items["loop"])
+            resumed_at, state = restore_train_state(saves, agent, state_types)
             print(f"resuming {run_dir} at {resumed_at:,} env_steps", flush=True)
-        run_dir.mkdir(parents=True, exist_ok=True)
-        (run_dir / RUN_CONFIG).write_text(dump_config(config))
+        _write_config(config, run_dir)
         began = time.perf_counter()
         if resumed_at is None:
             state = _compile_once(init)()
@@ -100,7 +101,10 @@ def train(config: Config, run_dir: pathlib.Path, *, resume: bool = False) -> int
             progress.compiled(compile_s)
             state = _loop(config, program, state, saves, metrics, progress, stop)
         env_steps = as_int(state.learner.env_steps)
-        saved = _save_last(saves, env_steps, _checkpoint_items(agent, state))
+        _try(saves.wait)  # an earlier save's failure must not stand for this one's
+        saved = env_steps == resumed_at or (
+            _try(saves.save, env_steps, checkpoint_items(agent, state)) and _try(saves.wait)
+        )
     plot_learning_curve(run_dir, run_dir / "learning_curve.png")
     if not saved:
         print(f"{run_dir}: the last checkpoint could not be saved", file=sys.stderr)
@@ -116,11 +120,11 @@ def _compile(
     unroll_length = config.agent.unroll_length
     update = make_update(agent, environment, unroll_length)
     names = metric_names(update, state)
-    dispatch = make_dispatch(update)
+    dispatch = make_dispatch(update, names)
     if mesh is not None:
         sharded_agent = make_agent(config.agent, config.network, environment.spec, axis_name=DATA_AXIS)
         update = make_update(sharded_agent, environment, unroll_length, axis_name=DATA_AXIS)
-        dispatch = shard_dispatch(make_dispatch(update), mesh)
+        dispatch = shard_dispatch(make_dispatch(update, names), mesh)
         state = shard_train_state(state, mesh)
     window = make_window(len(names))
     lowered = jax.jit(dispatch, donate_argnums=(0, 1)).lower(state, window, jnp.int32(1))
@@ -144,7 +148,8 @@ def _loop(
     saved_at = line_at = time.monotonic()
     seconds_per_update = _DISPATCH_S
 
-    while env_steps < total and not stop:
+    last = env_steps >= total or bool(stop)
+    while not last:
         # An update takes at most steps_per_update: so many pass neither the total nor a line by an update.
         to_total = max(1, (total - env_steps) // steps_per_update)
         to_line = max(1, -(-(next_line - env_steps) // steps_per_update))
@@ -166,7 +171,7 @@ def _loop(
             next_line = _next_multiple(env_steps, line_every)
             line_at, line_env_steps = now, env_steps
         if save_due:
-            _try(saves.save, env_steps, _checkpoint_items(program.agent, state))
+            _try(saves.save, env_steps, checkpoint_items(program.agent, state))
             saved_at = time.monotonic()
     return state
 
@@ -192,6 +197,19 @@ def _make_mesh(num_devices: int) -> Mesh | None:
     return Mesh(np.array(jax.devices()[:num_devices]), (DATA_AXIS,)) if num_devices > 1 else None
 
 
+def _write_config(config: Config, run_dir: pathlib.Path) -> None:
+    """Atomically: a kill while a run is resumed must not cost its configuration."""
+    replacement = run_dir / f"{RUN_CONFIG}.tmp"
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        replacement.write_text(dump_config(config))
+        os.replace(replacement, run_dir / RUN_CONFIG)
+    except OSError as error:
+        raise UserError(
+            f"--run-dir {run_dir}", expected="a directory that can be written", found=error.strerror or str(error)
+        ) from error
+
+
 def _check_run_dir(config: Config, run_dir: pathlib.Path, resume: bool) -> None:
     holds_run = (run_dir / RUN_CONFIG).exists()
     if holds_run and not resume:
@@ -205,23 +223,6 @@ def _check_run_dir(config: Config, run_dir: pathlib.Path, resume: bool) -> None:
         raise UserError(f"--run-dir {run_dir}", expected="a run to resume", found=f"no {RUN_CONFIG} there")
     if resume:
         refuse_changed_mathematics(load_run_config(run_dir), config)
-
-
-def _checkpoint_items(agent: Agent, state: TrainState) -> dict[str, Any]:
-    """A checkpoint's separate items: `acting` is all that evaluation reads."""
-    return {
-        "acting": agent.acting(state.learner),
-        "learner": state.learner,
-        "loop": (state.actor, state.episodes),
-    }
-
-
-def _save_last(saves: Checkpointer, env_steps: int, items: dict[str, Any]) -> bool:
-    """Saves unless this step is saved already; whether it is safe on the disk now."""
-    _try(saves.wait)  # an earlier save's failure must not stand for this one's
-    if env_steps in saves.steps():
-        return True
-    return _try(saves.save, env_steps, items) and _try(saves.wait)
 
 
 def _try(action: Callable[..., None], *arguments: Any) -> bool:
@@ -241,7 +242,7 @@ def _complain(line: str) -> None:
 def _metrics_row(state: TrainState, window: Window, names: tuple[str, ...]) -> dict[str, Any]:
     """A line of metrics.jsonl: counters, means over the window, and episode figures if any episode ended."""
     window = jax.device_get(window)
-    episodes, num_episodes = window.episodes, int(window.episodes.num_episodes)
+    episodes, num_episodes = window.episodes, as_int(window.episodes.num_episodes)
     row: dict[str, Any] = {
         "env_steps": as_int(state.learner.env_steps),
         "num_updates": as_int(state.learner.num_updates),
@@ -249,6 +250,6 @@ def _metrics_row(state: TrainState, window: Window, names: tuple[str, ...]) -> d
     }
     if num_episodes:
         row["episode_return"] = float(episodes.return_sum.total) / num_episodes
-        row["episode_length"] = int(episodes.length_sum) / num_episodes
+        row["episode_length"] = as_int(episodes.length_sum) / num_episodes
     means = np.asarray(window.metric_sums.total) / max(int(window.num_updates), 1)
     return row | dict(zip(names, means.tolist(), strict=True))

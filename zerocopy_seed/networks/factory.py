@@ -47,6 +47,13 @@ def make_network(
     """
     num_params = make_distribution(spec.action).num_params
     observation, mask = split_action_mask(spec.observation)
+    if not jax.tree.leaves(observation):
+        raise UserError(
+            "environment's observation",
+            expected="an array beside action_mask",
+            found="none",
+            remedy="add one; a constant will do",
+        )
     if mask is not None and mask.shape != (num_params,):
         raise UserError(
             "environment's action_mask",

@@ -27,20 +27,20 @@ def next_uniforms(keys: Key, count: int) -> tuple[Key, Array]:
       keys [B], and float32 [B, count] in [0, 1); a slot's depend on its own key alone.
     """
     words = jax.random.key_data(keys)
-    key = (words[..., 0], words[..., 1])
     # Block 0 is the next key; two numbers come from each of the others.
-    blocks = [threefry2x32(key, block) for block in range(1 + (count + 1) // 2)]
-    next_keys = jax.random.wrap_key_data(jnp.stack(blocks[0], -1), impl="threefry2x32")
-    bits = jnp.stack([word for block in blocks[1:] for word in block][:count], -1)
+    blocks = jnp.arange(1 + (count + 1) // 2, dtype=jnp.uint32)
+    hashed = jnp.stack(threefry2x32((words[:, :1], words[:, 1:]), blocks[None]), -1)
+    next_keys = jax.random.wrap_key_data(hashed[:, 0], impl="threefry2x32")
+    bits = hashed[:, 1:].reshape(len(words), -1)[:, :count]
     # 23 random bits as the mantissa of a number in [1, 2)
     return next_keys, lax.bitcast_convert_type((bits >> 9) | jnp.uint32(0x3F800000), jnp.float32) - 1.0
 
 
-def threefry2x32(key: tuple[Array, Array], block: int) -> tuple[Array, Array]:
-    """The two uint32 words of the 64-bit counter `block` under `key` (two uint32 arrays of one shape)."""
+def threefry2x32(key: tuple[Array, Array], block: Array) -> tuple[Array, Array]:
+    """The two uint32 words of the 64-bit counters `block` (uint32) under `key` (two uint32 arrays)."""
     schedule = (*key, key[0] ^ key[1] ^ jnp.uint32(_PARITY))
-    x = schedule[0]
-    y = schedule[1] + jnp.uint32(block)
+    y = schedule[1] + block
+    x = schedule[0] + jnp.zeros_like(block)
     for group in range(5):
         for rotation in _ROTATIONS[group % 2]:
             x = x + y

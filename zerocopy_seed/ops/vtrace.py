@@ -11,8 +11,11 @@ from jax import lax
 
 from zerocopy_seed.types import Array
 
-# exp of a larger number is close to float32's end; products of ratios must stay finite even unclipped.
-_MAX_LOG_RHO = 40.0
+# Unclipped ratios multiply along a trace without bound. These keep every result finite, and its square too,
+# and lie beyond anything that is still an estimate.
+_MAX_LOG_RHO = 20.0
+_MAX_CORRECTION = 1e12
+_MAX_ADVANTAGE = 1e15
 
 
 class VTrace(NamedTuple):
@@ -78,13 +81,13 @@ def vtrace(
 
     def backward(correction, row):
         delta, decay = row
-        correction = delta + decay * correction
+        correction = jnp.clip(delta + decay * correction, -_MAX_CORRECTION, _MAX_CORRECTION)
         return correction, correction
 
     _, corrections = lax.scan(backward, jnp.zeros_like(deltas[-1]), (deltas, decays), reverse=True, unroll=8)
     targets = values[:-1] + corrections
     next_targets = jnp.concatenate([targets[1:], values[-1:]])
-    advantages = (
-        mask * clipped_ratio(log_rhos, clip_pg_rho) * (rewards + discounts * next_targets - values[:-1])
-    )
+    ratios = clipped_ratio(log_rhos, clip_pg_rho)
+    advantages = mask * ratios * (rewards + discounts * next_targets - values[:-1])
+    advantages = jnp.clip(advantages, -_MAX_ADVANTAGE, _MAX_ADVANTAGE)
     return jax.tree.map(lax.stop_gradient, VTrace(targets, advantages))

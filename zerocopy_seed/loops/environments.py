@@ -1,31 +1,11 @@
-"""From a configuration to environments, and what every program that runs JAX sets first."""
+"""From a configuration to environments."""
 
 from __future__ import annotations
-
-import os
-import pathlib
-
-import jax
 
 from zerocopy_envs import registry
 from zerocopy_envs.errors import UserError
 from zerocopy_envs.wrappers import Vectorized
 from zerocopy_seed.config import EnvConfig
-
-
-def compile_cache_dir() -> pathlib.Path:
-    """Where compiled programs are kept between runs: $ZEROCOPY_SEED_CACHE_DIR, or under the user's cache."""
-    configured = os.environ.get("ZEROCOPY_SEED_CACHE_DIR")
-    if configured:
-        return pathlib.Path(configured)
-    base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    return pathlib.Path(base) / "zerocopy_seed" / "xla"
-
-
-def use_compile_cache() -> None:
-    """Keeps compiled programs on disk, so that the next run with the same shapes starts at once."""
-    jax.config.update("jax_compilation_cache_dir", str(compile_cache_dir()))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
 def make_environment(config: EnvConfig) -> Vectorized:

@@ -1,0 +1,106 @@
+"""The agent and the update on environments whose values are known: which part is wrong shows by which fails."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_runs import MLP
+
+from zerocopy_envs.types import StepType, TimeStep
+from zerocopy_seed.agents import make_agent
+from zerocopy_seed.config import EnvConfig, VTraceConfig
+from zerocopy_seed.loops.environments import make_environment
+from zerocopy_seed.loops.on_device import init_train_state, make_dispatch, make_update, make_window
+from zerocopy_seed.networks import make_network
+from zerocopy_seed.recurrent import initial_recurrent, network_input_step
+
+GAMMA = 0.8
+CONFIG = VTraceConfig(
+    unroll_length=6,
+    learning_rate=0.02,
+    learning_rate_decay_env_steps=19_200.0,
+    discount=GAMMA,
+    entropy_cost=1e-3,
+    optimizer_epsilon=1e-8,
+)
+NETWORK = dataclasses.replace(MLP, hidden_sizes=(16,))
+NUM_ENVS = 16
+
+
+def learn_probe(name, num_updates=200, config=CONFIG, **settings):
+    """Trains; gives (window of the last 50 updates, outputs), where outputs(observations) are policy and value."""
+    environment = make_environment(EnvConfig(f"zerocopy_envs.probes:{name}", NUM_ENVS, settings))
+    agent = make_agent(config, NETWORK, environment.spec)
+    update = make_update(agent, environment, config.unroll_length)
+    state = jax.jit(lambda: init_train_state(agent, environment, 0, NUM_ENVS))()
+    names = sorted(jax.eval_shape(update, state)[1])
+    dispatch = jax.jit(make_dispatch(update))
+    state, _ = dispatch(state, make_window(len(names)), jnp.int32(num_updates - 50))
+    state, window = dispatch(state, make_window(len(names)), jnp.int32(50))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((state.learner.params, window)))
+    network = make_network(NETWORK, environment.spec)
+
+    def outputs(observations):
+        num = jax.tree.leaves(observations)[0].shape[0]
+        recurrent = initial_recurrent(network, environment.spec, 1, num)
+        first = jnp.full((num,), StepType.FIRST, jnp.int8)
+        timestep = TimeStep(first, jnp.zeros(num), jnp.ones(num), observations)
+        inputs, _ = network_input_step(recurrent, timestep)
+        output, _ = network.apply(state.learner.params.network, inputs, recurrent.core)
+        return np.asarray(output.policy[0]), np.asarray(output.value[0])
+
+    return window, outputs
+
+
+def mean_return(window):
+    return float(window.episodes.return_sum.total) / int(window.episodes.num_episodes)
+
+
+@pytest.mark.slow
+def test_constant_reward():
+    _, outputs = learn_probe("constant_reward")
+    np.testing.assert_allclose(outputs(np.ones((1, 1), np.float32))[1], [1.0], atol=0.02)
+
+
+@pytest.mark.slow
+def test_observed_reward():
+    _, outputs = learn_probe("observed_reward")
+    np.testing.assert_allclose(outputs(np.float32([[1], [-1]]))[1], [1.0, -1.0], atol=0.02)
+
+
+def test_a_delayed_reward_is_discounted_once():
+    _, outputs = learn_probe("delayed_reward")
+    np.testing.assert_allclose(outputs(np.float32([[0], [1]]))[1], [GAMMA, 1.0], atol=0.03)
+
+
+def test_the_action_that_pays_is_chosen():
+    window, outputs = learn_probe("chosen_reward")
+    policy, value = outputs(np.ones((1, 1), np.float32))
+    assert policy[0, 1] > policy[0, 0] + 2
+    assert mean_return(window) > 0.9
+    np.testing.assert_allclose(value, [1.0], atol=0.1)
+
+
+def test_a_truncation_bootstraps():
+    # Terminated instead, the five steps would be worth at most 3.4, the last one 1.
+    _, outputs = learn_probe("truncated", num_updates=300)
+    np.testing.assert_allclose(outputs(np.ones((1, 1), np.float32))[1], [1 / (1 - GAMMA)], rtol=0.03)
+
+
+def test_an_illegal_action_is_never_taken():
+    window, outputs = learn_probe("masked")
+    # The illegal action would pay 10: were it taken once in the last episodes, their mean would not be below 1.
+    assert 0.9 < mean_return(window) <= 1.0
+    mask = np.array([[0, 1, 1], [1, 0, 1]], bool)
+    target = np.array([[0, 1, 0], [0, 0, 1]], np.float32)
+    policy, value = outputs({"action_mask": mask, "target": target})
+    assert policy.argmax(-1).tolist() == [1, 2]
+    np.testing.assert_allclose(value, [1.0, 1.0], atol=0.1)
+
+
+@pytest.mark.slow
+def test_two_heads():
+    window, _ = learn_probe("two_heads")
+    assert mean_return(window) > 0.9

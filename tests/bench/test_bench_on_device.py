@@ -1,0 +1,35 @@
+import dataclasses
+import functools
+import json
+
+from small_runs import CATCH
+
+from zerocopy_seed.bench import on_device
+
+
+def test_the_figures_add_up(monkeypatch, capsys):
+    monkeypatch.setattr(on_device, "pin_to_one_core", lambda: None)  # would pin the other tests too
+    monkeypatch.setattr(on_device, "measure", functools.partial(on_device.measure, rounds=2, part_s=1e-3))
+    on_device.run([CATCH], as_json=True)
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (found["bench"], found["env"], found["num_envs"], found["unroll_length"]) == (
+        "on_device", "zerocopy:Catch", 4, 5,
+    )  # fmt: skip
+    parts = [found[f"{name}_s"] for name in ("environment", "act", "learn")]
+    assert all(0 < seconds < 1 for seconds in (*parts, found["whole_s"]))
+    # The whole's rate over the rate that the parts' times add up to.
+    assert abs(found["ratio_to_limit"] - sum(parts) / found["whole_s"]) < 1e-6
+    assert abs(found["env_steps_per_s"] * found["whole_s"] - 4 * 5) < 1e-6
+
+
+def test_several_configurations_are_a_list(monkeypatch, capsys):
+    monkeypatch.setattr(on_device, "pin_to_one_core", lambda: None)
+    monkeypatch.setattr(
+        on_device,
+        "measure",
+        lambda config: {"num_envs": config.env.num_envs},
+    )
+    more = dataclasses.replace(CATCH, env=dataclasses.replace(CATCH.env, num_envs=8))
+    on_device.run([CATCH, more], as_json=True)
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [result["num_envs"] for result in found["results"]] == [4, 8]

@@ -25,12 +25,18 @@ from zerocopy_seed.loops.on_device import (
 from zerocopy_seed.rollout import unroll
 from zerocopy_seed.types import Mode
 
-# Compiling is what takes the time: equal networks, batches and lengths share their programs through the compile
-# cache, and the orthogonal initialiser's decompositions are left to its own tests.
+# Compiling is what takes the time: equal networks, batches and lengths share their programs through the
+# compile cache, and the orthogonal initialiser's decompositions are left to its own tests.
 SMALL = NetworkConfig(hidden_sizes=(16,), init="lecun")
 LSTM = NetworkConfig(
-    hidden_sizes=(16,), core="lstm", core_size=8, frame_stack=3, use_last_action=True, use_last_reward=True, init="lecun"
-)  # fmt: skip
+    hidden_sizes=(16,),
+    core="lstm",
+    core_size=8,
+    frame_stack=3,
+    use_last_action=True,
+    use_last_reward=True,
+    init="lecun",
+)
 
 
 def make(environment_name, config, network=SMALL, num_envs=16, seed=0):
@@ -61,7 +67,7 @@ def one_unroll(agent, environment, state, length):
     ids=["mlp", "lstm", "gru"],
 )
 def test_the_learner_sees_what_the_actor_saw(network):
-    # Recurrent state entering row 0, re-unrolled with the acting weights, gives the actor's own log-probabilities.
+    # The state entering row 0, re-unrolled with the acting weights, gives the actor's own log-probabilities.
     agent, environment, state = make("zerocopy:Catch", VTraceConfig(), network)
     actor, _ = one_unroll(agent, environment, state, 25)
     state = state._replace(actor=actor)
@@ -191,7 +197,7 @@ def test_two_seeds_under_vmap_are_the_two_seeds_alone():
     together = jax.jit(jax.vmap(run))(jnp.arange(2))
     for seed in range(2):
         alone = jax.jit(run)(seed)
-        member = jax.tree.map(lambda leaf: leaf[seed], together)
+        member = jax.tree.map(lambda leaf, seed=seed: leaf[seed], together)
         np.testing.assert_array_equal(alone.actor.timestep.observation, member.actor.timestep.observation)
         for a, b in zip(
             jax.tree.leaves(alone.learner.params), jax.tree.leaves(member.learner.params), strict=True

@@ -2,8 +2,8 @@ import os
 import shutil
 import tempfile
 
-# Eight forced devices, and programs that are compiled for compiling quickly, since nearly all of a test's time
-# is that: read when JAX starts, so they are set before the first import. Child processes inherit them.
+# Eight forced devices, and little optimisation, since nearly all of a test's time is compiling. Read when JAX
+# starts, so set before the first import; child processes inherit them.
 _FLAGS = ("--xla_force_host_platform_device_count=8", "--xla_backend_optimization_level=0")
 os.environ["XLA_FLAGS"] = " ".join(dict.fromkeys((*os.environ.get("XLA_FLAGS", "").split(), *_FLAGS)))
 

@@ -7,10 +7,8 @@ import pytest
 from jax import lax
 from jax.sharding import Mesh
 
-from zerocopy_envs import registry
-from zerocopy_envs.wrappers import Vectorized
 from zerocopy_seed.agents import make_agent
-from zerocopy_seed.config import NetworkConfig, VTraceConfig
+from zerocopy_seed.config import EnvConfig, NetworkConfig, VTraceConfig
 from zerocopy_seed.episodes import track_episodes
 from zerocopy_seed.loops.on_device import (
     DATA_AXIS,
@@ -22,19 +20,26 @@ from zerocopy_seed.loops.on_device import (
     shard_dispatch,
     shard_train_state,
 )
+from zerocopy_seed.loops.setup import make_environment
 from zerocopy_seed.rollout import unroll
 from zerocopy_seed.types import Mode
 
-# Compiling is what takes the time: equal networks, batches and lengths share their programs through the compile
-# cache, and the orthogonal initialiser's decompositions are left to its own tests.
+# Compiling is what takes the time: equal networks, batches and lengths share their programs through the
+# compile cache, and the orthogonal initialiser's decompositions are left to its own tests.
 SMALL = NetworkConfig(hidden_sizes=(16,), init="lecun")
 LSTM = NetworkConfig(
-    hidden_sizes=(16,), core="lstm", core_size=8, frame_stack=3, use_last_action=True, use_last_reward=True, init="lecun"
-)  # fmt: skip
+    hidden_sizes=(16,),
+    core="lstm",
+    core_size=8,
+    frame_stack=3,
+    use_last_action=True,
+    use_last_reward=True,
+    init="lecun",
+)
 
 
 def make(environment_name, config, network=SMALL, num_envs=16, seed=0):
-    environment = Vectorized(registry.make(environment_name))
+    environment = make_environment(EnvConfig(environment_name))
     agent = make_agent(config, network, environment.spec)
     state = jax.jit(lambda: init_train_state(agent, environment, seed, num_envs))()
     return agent, environment, state
@@ -61,7 +66,7 @@ def one_unroll(agent, environment, state, length):
     ids=["mlp", "lstm", "gru"],
 )
 def test_the_learner_sees_what_the_actor_saw(network):
-    # Recurrent state entering row 0, re-unrolled with the acting weights, gives the actor's own log-probabilities.
+    # The state entering row 0, re-unrolled with the acting weights, gives the actor's own log-probabilities.
     agent, environment, state = make("zerocopy:Catch", VTraceConfig(), network)
     actor, _ = one_unroll(agent, environment, state, 25)
     state = state._replace(actor=actor)
@@ -150,9 +155,7 @@ def test_one_update_on_eight_devices_is_one_update_on_one(config, network):
     shifted, _ = one_unroll(agent, environment, state, 4)
     state = state._replace(
         actor=jax.tree.map(
-            lambda a, b: (
-                b.at[5:].set(a[5:]) if not jax.dtypes.issubdtype(b.dtype, jax.dtypes.prng_key) else b
-            ),
+            lambda a, b: b.at[5:].set(a[5:]) if not jnp.issubdtype(b.dtype, jax.dtypes.prng_key) else b,
             state.actor,
             shifted,
         )
@@ -180,7 +183,7 @@ def test_one_update_on_eight_devices_is_one_update_on_one(config, network):
 
 def test_two_seeds_under_vmap_are_the_two_seeds_alone():
     config = VTraceConfig(num_passes=2, num_minibatches=2)
-    environment = Vectorized(registry.make("zerocopy:Catch"))
+    environment = make_environment(EnvConfig("zerocopy:Catch"))
     agent = make_agent(config, SMALL, environment.spec)
     update = make_update(agent, environment, 12)
 
@@ -191,7 +194,7 @@ def test_two_seeds_under_vmap_are_the_two_seeds_alone():
     together = jax.jit(jax.vmap(run))(jnp.arange(2))
     for seed in range(2):
         alone = jax.jit(run)(seed)
-        member = jax.tree.map(lambda leaf: leaf[seed], together)
+        member = jax.tree.map(lambda leaf, seed=seed: leaf[seed], together)
         np.testing.assert_array_equal(alone.actor.timestep.observation, member.actor.timestep.observation)
         for a, b in zip(
             jax.tree.leaves(alone.learner.params), jax.tree.leaves(member.learner.params), strict=True

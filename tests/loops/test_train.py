@@ -1,6 +1,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from small_runs import CATCH, read_checkpoint
@@ -95,9 +96,9 @@ def test_how_often_is_logged_changes_nothing_else(run_dir, tmp_path, every):
 def test_nothing_compiles_after_the_first_line(tmp_path, monkeypatch):
     compiled, at_line = [], []
 
-    def listen(event, duration, **_):
+    def listen(event: str, duration_secs: float, **_: object):
         if event == "/jax/core/compile/backend_compile_duration":
-            compiled.append(duration)
+            compiled.append(duration_secs)
 
     update = train_module.Progress.update
 
@@ -235,7 +236,7 @@ def test_two_devices_train_as_one_and_take_over_from_one(tmp_path):
     states = {name: read_checkpoint(one, directory)[1] for name, directory in runs.items()}
     for name in ("two", "moved"):
         for a, b in zip(jax.tree.leaves(states["one"]), jax.tree.leaves(states[name]), strict=True):
-            if jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key):
+            if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
                 a, b = jax.random.key_data(a), jax.random.key_data(b)
             np.testing.assert_allclose(a, b, atol=1e-5, err_msg=name)
     assert len(rows["one"]) == len(rows["two"])

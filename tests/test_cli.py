@@ -258,7 +258,20 @@ def test_bench_hands_on_configurations(config_path, stand_in):
     stand_in("zerocopy_seed.bench", on_device=None)
     assert cli.main(["bench", "on_device", "--json"]) == 0
     assert cli.main(["bench", "on_device", "--config", str(config_path)]) == 0
-    assert seen == [{"as_json": True}, {"configs": [load_config(config_path)], "as_json": False}]
+    assert cli.main(["bench", "on_device", "--num-envs", "64", "4096"]) == 0
+    assert seen == [
+        {"num_envs": [], "as_json": True},
+        {"configs": [load_config(config_path)], "num_envs": [], "as_json": False},
+        {"num_envs": [64, 4096], "as_json": False},
+    ]
+
+
+def test_words_that_a_flag_has_no_room_for_are_the_commands(config_path, stand_in):
+    seen = []
+    stand_in("zerocopy_seed.loops.train", train=lambda config, run_dir, *, resume: seen.append(config) or 0)
+    flags = ["--seed", "3", "--network.hidden-sizes", "8", "16", "--agent.discount=0.5"]
+    assert cli.main(["train", *flags, str(config_path)]) == 0
+    assert (seen[0].seed, seen[0].network.hidden_sizes, seen[0].agent.discount) == (3, (8, 16), 0.5)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -265,7 +265,7 @@ def test_out_of_range(load, flag, value):
 @pytest.mark.parametrize(
     "flag",
     ["--agent.learning-rate", "--agent.discount", "--agent.entropy-cost", "--agent.max-grad-norm",
-     "--agent.reward-clip", "--agent.adam-b1", "--agent.optimizer-epsilon", "--checkpoint.every-s", "--seed"],
+     "--agent.reward-clip", "--agent.adam-b1", "--agent.entropy-cost", "--checkpoint.every-s", "--seed"],
 )  # fmt: skip
 def test_zero_is_a_value(load, flag):
     config = load("seed = 5\n" + MINIMAL + "[agent]\nlearning_rate = 1e-2", flag, "0")

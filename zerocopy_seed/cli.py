@@ -6,14 +6,15 @@ import argparse
 import dataclasses
 import datetime
 import importlib
+import importlib.metadata
 import json
+import os
 import pathlib
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
 from zerocopy_envs.errors import UserError, did_you_mean
-from zerocopy_seed import __version__
 from zerocopy_seed.config_file import RUN_CONFIG, load_config, load_run_config
 from zerocopy_seed.config_flags import add_flags, num_words
 from zerocopy_seed.extras import missing_extra
@@ -36,8 +37,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if "" not in sys.path and not sys.flags.safe_path:
         sys.path.append("")  # modules in the current directory, as `python -m` finds them; installed ones win
+    if sys.stdout is None:  # closed by the caller
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     try:
         return _run(words)
+    except BrokenPipeError:
+        # The reader has gone (`| head`); what is left in the buffer must not complain at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except UserError as error:
         return _complain(error)
     except ImportError as error:
@@ -66,7 +73,7 @@ def _run(words: list[str]) -> int:
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"zerocopy-seed {__version__}")
+    parser.add_argument("--version", action="version", version=f"zerocopy-seed {_version()}")
     parser.add_argument("command", metavar="COMMAND", nargs="?", help="one of those below")
     name = parser.parse_args(words[:1]).command
     if name is None:
@@ -84,7 +91,7 @@ def _train(parser: _Parser, words: list[str]) -> int:
     parser.add_argument(
         "config", metavar="CONFIG", nargs="?", help="a TOML file; --resume finds the run's own"
     )
-    parser.add_argument("--run-dir", metavar="DIR", type=pathlib.Path, help="(default: runs/CONFIG-TIME)")
+    parser.add_argument("--run-dir", metavar="DIR", type=_directory, help="(default: runs/CONFIG-TIME)")
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of --run-dir")
     # Help comes last, since it shows the values of the configuration that the other words name.
     parser.add_argument("-h", "--help", action="store_true", help="show this, with the values of CONFIG")
@@ -108,9 +115,13 @@ def _train(parser: _Parser, words: list[str]) -> int:
         started = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
         run_dir = pathlib.Path("runs") / f"{pathlib.Path(path).stem}-{started}"
 
-    from zerocopy_seed.loops.train import train
+    from zerocopy_seed.loops.signals import StopRequest
 
-    return train(config, run_dir, resume=options.resume)
+    # Listening begins before the seconds that the imports take.
+    with StopRequest() as stop:
+        from zerocopy_seed.loops.train import train
+
+        return train(config, run_dir, resume=options.resume, stop=stop)
 
 
 def _evaluate(parser: _Parser, words: list[str]) -> int:
@@ -217,6 +228,12 @@ def _add_help(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-h", "--help", action="help", help="show this")
 
 
+def _directory(word: str) -> pathlib.Path:
+    if not word:
+        raise UserError("--run-dir", expected="a directory", found="nothing")
+    return pathlib.Path(word)
+
+
 def _split(words: list[str], options: Sequence[str]) -> tuple[list[str], list[str]]:
     """Parts a command's own words, options and positional ones, from the flags of a configuration."""
     own: list[str] = []
@@ -245,6 +262,13 @@ def _print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
 def _complain(error: UserError) -> int:
     print(" ".join(str(error).split()), file=sys.stderr)
     return _USER_ERROR
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("zerocopy_seed")
+    except importlib.metadata.PackageNotFoundError:  # run from a source tree
+        return "(not installed)"
 
 
 if __name__ == "__main__":

@@ -35,7 +35,8 @@ class Range:
 
 _LARGEST_FLOAT32 = 3.4028234e38  # settings become float32 arrays
 
-Count = Annotated[int, Range(1, math.inf)]
+Count = Annotated[int, Range(1, 2**31 - 1)]
+Steps = Annotated[int, Range(1, 2**63 - 1)]
 Seed = Annotated[int, Range(0, 2**32 - 1)]  # JAX drops the bits above 32
 Fraction = Annotated[float, Range(0.0, 1.0)]
 Decay = Annotated[float, Range(0.0, 1.0, open_end=True)]
@@ -161,7 +162,7 @@ class CheckpointConfig:
 class MetricsConfig:
     """What is logged, how often."""
 
-    every_env_steps: Count = 20_000
+    every_env_steps: Steps = 20_000
     """env_steps between lines of metrics.jsonl."""
     tensorboard: bool = True
     """Write TensorBoard events too."""
@@ -180,7 +181,7 @@ class Config:
     """One experiment, whole."""
 
     env: EnvConfig
-    total_env_steps: Count
+    total_env_steps: Steps
     """Training stops at the first update at or past this many transitions."""
     seed: Seed = 0
     """Everything random follows from it."""

@@ -120,7 +120,7 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
         raise UserError(
             str(path), expected="a configuration file", found="a directory", remedy=remedy
         ) from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise UserError(str(path), expected="a readable TOML file", found=reason) from None
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,7 @@ class MetricsWriter:
       tensorboard: write TensorBoard events into `run_dir` too.
       resume_env_steps: where the checkpoint stands that the run goes on from: later lines are cut, and later
         events hidden. None begins anew, over whatever is there.
+      warn: called with one line, once, when a line cannot be written (a full disk); it is lost.
       clock: seconds.
     """
 
@@ -45,6 +48,7 @@ class MetricsWriter:
         *,
         tensorboard: bool,
         resume_env_steps: int | None,
+        warn: Callable[[str], None] = warnings.warn,
         clock: Callable[[], float] = time.monotonic,
     ):
         run_dir = Path(run_dir)
@@ -53,8 +57,9 @@ class MetricsWriter:
         kept = [row for row in kept if row["env_steps"] <= (resume_env_steps or 0)]
         _replace_lines(run_dir / FILE_NAME, kept)
         self._clock, self._started = clock, clock()
+        self._warn, self._lost_lines = warn, 0
+        self._path = run_dir / FILE_NAME
         self._earlier_s = float(kept[-1].get("wall_s") or 0.0) if kept else 0.0
-        self._file = open(run_dir / FILE_NAME, "a", encoding="utf-8")  # noqa: SIM115 (closed by `close`)
         self._events = _open_events(run_dir, resume_env_steps) if tensorboard else None
 
     def __enter__(self) -> MetricsWriter:
@@ -80,19 +85,30 @@ class MetricsWriter:
         """
         line = {"env_steps": row["env_steps"], "wall_s": self.wall_s, **row}
         line = {name: _plain(name, value) for name, value in line.items()}
-        self._file.write(json.dumps(line, allow_nan=False) + "\n")
-        self._file.flush()
+        self._append(json.dumps(line, allow_nan=False) + "\n")
         if self._events is not None:
             for name, value in line.items():
                 if name != "env_steps" and isinstance(value, int | float):
                     self._events.add_scalar(TAGS.get(name, f"train/{name}"), value, line["env_steps"])
 
     def close(self) -> None:
-        """Closes both files; the events are flushed."""
-        self._file.close()
+        """Flushes and closes the events."""
         if self._events is not None:
             self._events.close()
             self._events = None
+
+    def _append(self, line: str) -> None:
+        # Opened for every line: what a full disk cut off or kept in a buffer must not spoil the next one.
+        try:
+            with open(self._path, "ab", buffering=0) as file:
+                begin = file.tell()
+                if file.write(line.encode()) != len(line.encode()):
+                    file.truncate(begin)
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            if not self._lost_lines:
+                self._warn(f"{self._path}: a line could not be written: {error.strerror or error}")
+            self._lost_lines += 1
 
 
 def read_metrics(run_dir: str | os.PathLike[str]) -> list[dict[str, Any]]:

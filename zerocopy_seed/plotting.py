@@ -61,7 +61,7 @@ def plot_learning_curve(
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.set_xlabel("env_steps (agent steps)", color=_INK)
     axes.set_ylabel("episode return (undiscounted)", color=_INK)
-    axes.set_title(title or "learning curve", color=_INK, loc="left", fontweight="bold")
+    axes.set_title((title or "learning curve").replace("$", r"\$"), color=_INK, loc="left", fontweight="bold")
     if points:
         axes.set_title(f"last point {returns[-1]:.2f}", color=_INK, loc="right", fontsize="medium")
     axes.grid(color=_GRID, linewidth=0.8)

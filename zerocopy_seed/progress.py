@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shutil
 import time
@@ -46,8 +47,7 @@ class Progress:
 
     def compiled(self, seconds: float) -> None:
         """Says how long compilation took; the time left is reckoned from here."""
-        self._stream.write(f"compiled in {seconds:.1f} s\n")
-        self._stream.flush()
+        self._write(f"compiled in {seconds:.1f} s\n")
         self._begin = self._clock()
 
     def update(self, row: Mapping[str, Any]) -> None:
@@ -68,8 +68,7 @@ class Progress:
         if self._pending and not self._refresh:
             self._show(self._clock())
         if self._refresh and self._line:
-            self._stream.write("\n")
-            self._stream.flush()
+            self._write("\n")
         self._line, self._pending = "", False
 
     def _format(self, env_steps: int, rate: float, mean_rate: float) -> str:
@@ -85,11 +84,16 @@ class Progress:
         if self._refresh:
             # a line that wraps could not be drawn over
             columns = shutil.get_terminal_size().columns
-            self._stream.write(f"\r{self._line[: columns - 1]}{_CLEAR_TO_END}")
+            self._write(f"\r{self._line[: columns - 1]}{_CLEAR_TO_END}")
         else:
-            self._stream.write(self._line + "\n")
-        self._stream.flush()
+            self._write(self._line + "\n")
         self._shown_at, self._pending = now, False
+
+    def _write(self, text: str) -> None:
+        # a reader that has gone (`| head`) must not end the run
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+            self._stream.flush()
 
 
 def _duration(seconds: float) -> str:

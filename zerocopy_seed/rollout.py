@@ -46,9 +46,7 @@ def begin(
       slots: [B] int32.
     """
     env_state, timestep = reset(environment_keys)
-    return ActorState(
-        initial_state(agent_keys, slots), env_state, timestep, jnp.zeros(slots.shape, bool)
-    )
+    return ActorState(initial_state(agent_keys, slots), env_state, timestep, jnp.zeros(slots.shape, bool))
 
 
 def unroll(

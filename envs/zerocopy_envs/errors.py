@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+import traceback
+from collections.abc import Iterable, Iterator
 
 
 class UserError(ValueError):
@@ -25,6 +27,28 @@ class UserError(ValueError):
         )
         line = f"{subject}: {facts}" if facts else subject
         super().__init__("; ".join(part for part in (line, remedy) if part))
+
+
+@contextlib.contextmanager
+def users_code(subject: str, expected: str) -> Iterator[None]:
+    """Whatever the code inside raises comes out as a `UserError` that names the line it comes from.
+
+    Args:
+      subject: whose code it is (`environment 'my_env:Maze'`).
+      expected: what it was asked to do (`reset to run`).
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.lineno]
+        own = [frame for frame in frames if "site-packages" not in frame.filename] or frames
+        reason = " ".join(str(error).split()) or "no message"
+        place = f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
+        raise UserError(
+            subject, expected=expected, found=f"{type(error).__name__}: {reason}{place}"
+        ) from error
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:

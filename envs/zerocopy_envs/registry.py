@@ -16,7 +16,7 @@ import importlib.util
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
-from zerocopy_envs.errors import UserError, did_you_mean, known
+from zerocopy_envs.errors import UserError, did_you_mean, known, users_code
 from zerocopy_envs.settings import check_settings, signature_settings
 from zerocopy_envs.types import EnvironmentSpec
 
@@ -162,7 +162,8 @@ def make(name: str, **settings: Any) -> Any:
     defaults = signature_settings(factory)
     if defaults is not None:
         check_settings(name, settings, defaults)
-    environment = factory(**settings)
+    with users_code(f"environment {name!r}", "its factory to make it"):
+        environment = factory(**settings)
     environment_kind(environment, name)
     return environment
 
@@ -214,8 +215,12 @@ def _load_suite_factory(name: str, suite: Suite) -> Callable[..., Any]:
 def _load_user_factory(name: str) -> Callable[..., Any]:
     path, _, attribute = name.partition(":")
     try:
-        module = importlib.import_module(path)
-    except ImportError as error:
+        with users_code(f"environment {name!r}", f"{path} to import"):
+            module = importlib.import_module(path)
+    except UserError as failure:
+        error = failure.__cause__
+        if not isinstance(error, ImportError):
+            raise
         missing = getattr(error, "name", None) or ""
         if path == missing or path.startswith(f"{missing}."):
             near = did_you_mean(path, suite_names()) if "." not in path else ""

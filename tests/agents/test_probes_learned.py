@@ -12,7 +12,13 @@ from zerocopy_envs.types import StepType, TimeStep
 from zerocopy_seed.agents import make_agent
 from zerocopy_seed.config import EnvConfig, VTraceConfig
 from zerocopy_seed.loops.environments import make_environment
-from zerocopy_seed.loops.on_device import init_train_state, make_dispatch, make_update, make_window
+from zerocopy_seed.loops.on_device import (
+    init_train_state,
+    make_dispatch,
+    make_update,
+    make_window,
+    metric_names,
+)
 from zerocopy_seed.networks import make_network
 from zerocopy_seed.recurrent import initial_recurrent, network_input_step
 from zerocopy_seed.rollout import unroll
@@ -38,7 +44,7 @@ def learn_probe(name, num_updates=200, config=CONFIG, **settings):
     update = make_update(agent, environment, config.unroll_length)
     state = jax.jit(lambda: init_train_state(agent, environment, 0, NUM_ENVS))()
     names = sorted(jax.eval_shape(update, state)[1])
-    dispatch = jax.jit(make_dispatch(update))
+    dispatch = jax.jit(make_dispatch(update, metric_names(update, state)))
     state, _ = dispatch(state, make_window(len(names)), jnp.int32(num_updates - 50))
     state, window = dispatch(state, make_window(len(names)), jnp.int32(50))
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((state.learner.params, window)))

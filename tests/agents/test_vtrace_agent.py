@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import Mesh
+from zerocopy_seed.loops.setup import make_environment
 
 from zerocopy_seed.agents import make_agent
 from zerocopy_seed.config import EnvConfig, NetworkConfig, VTraceConfig
@@ -20,7 +21,6 @@ from zerocopy_seed.loops.on_device import (
     shard_dispatch,
     shard_train_state,
 )
-from zerocopy_seed.loops.setup import make_environment
 from zerocopy_seed.rollout import unroll
 from zerocopy_seed.types import Mode
 
@@ -161,13 +161,14 @@ def test_one_update_on_eight_devices_is_one_update_on_one(config, network):
         )
     )
     update = make_update(agent, environment, 13)
-    window = make_window(len(metric_names(update, state)))
-    alone, alone_window = jax.jit(make_dispatch(update))(state, window, jnp.int32(1))
+    names = metric_names(update, state)
+    window = make_window(len(names))
+    alone, alone_window = jax.jit(make_dispatch(update, names))(state, window, jnp.int32(1))
 
     sharded_agent = make_agent(config, network, environment.spec, axis_name=DATA_AXIS)
     mesh = Mesh(np.array(jax.devices()), (DATA_AXIS,))
     dispatch = shard_dispatch(
-        make_dispatch(make_update(sharded_agent, environment, 13, axis_name=DATA_AXIS)), mesh
+        make_dispatch(make_update(sharded_agent, environment, 13, axis_name=DATA_AXIS), names), mesh
     )
     together, window = jax.jit(dispatch)(shard_train_state(state, mesh), window, jnp.int32(1))
 

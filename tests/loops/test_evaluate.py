@@ -11,6 +11,7 @@ from small_runs import CATCH, LSTM
 from zerocopy_envs.errors import UserError
 from zerocopy_envs.types import StepType, TimeStep
 from zerocopy_seed import cli
+from zerocopy_seed.agents import make_agent
 from zerocopy_seed.checkpoint import Checkpointer
 from zerocopy_seed.keys import Stream, slot_keys
 from zerocopy_seed.leaves import tree_sha256
@@ -120,7 +121,7 @@ def test_short_episodes_are_not_favoured(trained, monkeypatch):
             discount = jnp.where(step_type == 2, 0.0, 1.0)
             return TimeStep(step_type, reward, discount, jnp.zeros(shape))
 
-    agent = evaluate_module.make_agent(CONFIG.agent, CONFIG.network, make_environment(CONFIG.env).spec)
+    agent = make_agent(CONFIG.agent, CONFIG.network, make_environment(CONFIG.env).spec)
     params = agent.acting(jax.jit(agent.init)(jax.random.key(0, impl="threefry2x32")))
     result = evaluate_module.evaluate(agent, Uneven(), params, num_episodes=24, seed=0)  # type: ignore[arg-type]
     by_slot = result.returns.reshape(8, 3)
@@ -168,7 +169,7 @@ def test_params_sha256_is_of_what_acts(trained):
     policies = {evaluate_run(trained, num_episodes=1, step=step).params_sha256 for step in steps(trained)}
     assert len(policies) == 2
     environment = make_environment(CONFIG.env)
-    agent = evaluate_module.make_agent(CONFIG.agent, CONFIG.network, environment.spec)
+    agent = make_agent(CONFIG.agent, CONFIG.network, environment.spec)
     target = jax.eval_shape(lambda: agent.acting(agent.init(jax.random.key(0, impl="threefry2x32"))))
     with Checkpointer(trained / "checkpoints") as saves:
         _, params = saves.restore("acting", target)
@@ -198,7 +199,7 @@ def test_json_comes_last_and_whole(trained, capsys):
     ("words", "named"),
     [
         (["--step", "17"], "expected checkpoint 17"),
-        (["--env", "zerocopy:Cacth"], "did you mean 'Catch'"),
+        (["--env", "zerocopy:Cacth"], "did you mean Catch"),
         (["--episodes", "0"], "--episodes"),
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import pathlib
 import sys
@@ -35,6 +37,7 @@ from zerocopy_seed.loops.on_device import (
     shard_train_state,
 )
 from zerocopy_seed.loops.run_checkpoint import CHECKPOINTS, checkpoint_items, restore_train_state
+from zerocopy_seed.loops.run_lock import lock_run_dir
 from zerocopy_seed.loops.signals import StopRequest
 from zerocopy_seed.metrics import MetricsWriter
 from zerocopy_seed.ops.counters import as_int
@@ -54,13 +57,16 @@ class Program(NamedTuple):
     metric_names: tuple[str, ...]
 
 
-def train(config: Config, run_dir: pathlib.Path, *, resume: bool = False) -> int:
+def train(
+    config: Config, run_dir: pathlib.Path, *, resume: bool = False, stop: StopRequest | None = None
+) -> int:
     """Trains `config` into `run_dir` until `total_env_steps`, SIGINT or SIGTERM; saves at the end.
 
     Args:
       config: the experiment.
       run_dir: made if it is not there; without `resume` it must not hold a run.
       resume: go on from the newest intact checkpoint of `run_dir`; if none was finished, from the start.
+      stop: already listening for signals, since before the imports; None listens from here on.
 
     Returns:
       The process's exit code: 0, or 1 if the last checkpoint could not be saved.
@@ -68,6 +74,13 @@ def train(config: Config, run_dir: pathlib.Path, *, resume: bool = False) -> int
     Raises:
       UserError: before anything is compiled or written, if the run cannot be begun.
     """
+    if stop is not None:
+        return _train(config, run_dir, resume, stop)
+    with StopRequest() as stop:
+        return _train(config, run_dir, resume, stop)
+
+
+def _train(config: Config, run_dir: pathlib.Path, resume: bool, stop: StopRequest) -> int:
     environment = make_environment(config.env)
     agent = make_agent(config.agent, config.network, environment.spec)
     mesh = _make_mesh(config.devices.num_devices)
@@ -78,14 +91,20 @@ def train(config: Config, run_dir: pathlib.Path, *, resume: bool = False) -> int
         return init_train_state(agent, environment, config.seed, config.env.num_envs)
 
     state_types = jax.eval_shape(init)  # traced before anything is written: what does not fit is refused here
+    if stop:
+        _say("stopped before it began; nothing was written")
+        return 0
+    _make_run_dir(run_dir)
     with (
-        StopRequest() as stop,
+        lock_run_dir(run_dir),
         Checkpointer(run_dir / CHECKPOINTS, config.checkpoint.max_to_keep, warn=_complain) as saves,
     ):
         resumed_at = None
         if resume and saves.steps():
             resumed_at, state = restore_train_state(saves, agent, state_types)
-            print(f"resuming {run_dir} at {resumed_at:,} env_steps", flush=True)
+            _say(f"resuming {run_dir} at {resumed_at:,} env_steps")
+        elif resume:
+            _complain(f"{run_dir}: no checkpoint was finished there; starting from the beginning")
         _write_config(config, run_dir)
         began = time.perf_counter()
         if resumed_at is None:
@@ -94,7 +113,10 @@ def train(config: Config, run_dir: pathlib.Path, *, resume: bool = False) -> int
         compile_s = time.perf_counter() - began
         with (
             MetricsWriter(
-                run_dir, tensorboard=config.metrics.tensorboard, resume_env_steps=resumed_at
+                run_dir,
+                tensorboard=config.metrics.tensorboard,
+                resume_env_steps=resumed_at,
+                warn=_complain,
             ) as metrics,
             Progress(config.total_env_steps, sys.stdout, as_int(state.learner.env_steps)) as progress,
         ):
@@ -105,11 +127,14 @@ def train(config: Config, run_dir: pathlib.Path, *, resume: bool = False) -> int
         saved = env_steps == resumed_at or (
             _try(saves.save, env_steps, checkpoint_items(agent, state)) and _try(saves.wait)
         )
-    plot_learning_curve(run_dir, run_dir / "learning_curve.png")
     if not saved:
-        print(f"{run_dir}: the last checkpoint could not be saved", file=sys.stderr)
+        _complain(f"{run_dir}: the last checkpoint could not be saved")
         return 1
-    print(f"saved {run_dir} at {env_steps:,} env_steps", flush=True)
+    _say(f"saved {run_dir} at {env_steps:,} env_steps")
+    try:
+        plot_learning_curve(run_dir, run_dir / "learning_curve.png")
+    except Exception as error:  # a picture is not worth a finished run
+        _complain(f"{run_dir / 'learning_curve.png'}: not drawn: {error}")
     return 0
 
 
@@ -148,6 +173,7 @@ def _loop(
     saved_at = line_at = time.monotonic()
     seconds_per_update = _DISPATCH_S
 
+    diverged = False
     last = env_steps >= total or bool(stop)
     while not last:
         # An update takes at most steps_per_update: so many pass neither the total nor a line by an update.
@@ -167,6 +193,7 @@ def _loop(
             row["env_steps_per_s"] = (env_steps - line_env_steps) / (now - line_at)
             metrics.write(row)
             progress.update(row)
+            diverged = _warn_once_diverged(row, diverged)
             window = make_window(len(program.metric_names))
             next_line = _next_multiple(env_steps, line_every)
             line_at, line_env_steps = now, env_steps
@@ -200,13 +227,18 @@ def _make_mesh(num_devices: int) -> Mesh | None:
 def _write_config(config: Config, run_dir: pathlib.Path) -> None:
     """Atomically: a kill while a run is resumed must not cost its configuration."""
     replacement = run_dir / f"{RUN_CONFIG}.tmp"
+    replacement.write_text(dump_config(config))
+    os.replace(replacement, run_dir / RUN_CONFIG)
+
+
+def _make_run_dir(run_dir: pathlib.Path) -> None:
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        replacement.write_text(dump_config(config))
-        os.replace(replacement, run_dir / RUN_CONFIG)
     except OSError as error:
         raise UserError(
-            f"--run-dir {run_dir}", expected="a directory that can be written", found=error.strerror or str(error)
+            f"--run-dir {run_dir}",
+            expected="a directory that can be made or written",
+            found=error.strerror or str(error),
         ) from error
 
 
@@ -235,8 +267,25 @@ def _try(action: Callable[..., None], *arguments: Any) -> bool:
     return True
 
 
+def _say(line: str) -> None:
+    with contextlib.suppress(OSError):  # a reader that has gone must not end the run
+        print(line, flush=True)
+
+
 def _complain(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
+
+
+def _warn_once_diverged(row: dict[str, Any], warned: bool) -> bool:
+    """Says the first time that a metric is not finite; whether it was said."""
+    broken = [name for name, value in row.items() if not math.isfinite(value)]
+    if broken and not warned:
+        _complain(
+            f"{', '.join(broken)}: not finite at {row['env_steps']:,} env_steps; the run has diverged, "
+            "or its environment returns such numbers; checkpoints before this are the last good ones"
+        )
+    return warned or bool(broken)
 
 
 def _metrics_row(state: TrainState, window: Window, names: tuple[str, ...]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from zerocopy_envs.errors import UserError, did_you_mean
+from zerocopy_envs.errors import UserError, did_you_mean, users_code
 from zerocopy_envs.types import BoundedAction, DiscreteAction, EnvironmentSpec
 from zerocopy_seed.config import NetworkConfig
 from zerocopy_seed.networks.types import NetworkInput, NetworkOutput, split_action_mask, stacked_shape
@@ -28,7 +28,8 @@ def make_custom_network(config: NetworkConfig, spec: EnvironmentSpec, num_policy
     """
     network_class = _load_class(config.name)
     _check_settings(config, network_class)
-    network = network_class(spec=spec, num_policy_params=num_policy_params, **config.settings)
+    with users_code(f"network.name {config.name!r}", "its class to be made"):
+        network = network_class(spec=spec, num_policy_params=num_policy_params, **config.settings)
     _check_outputs(config, network, spec, num_policy_params)
     return network
 
@@ -44,14 +45,17 @@ def _load_class(name: str) -> type[nn.Module]:
             remedy=did_you_mean(name, ["default"]) or _CONTRACT,
         )
     try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise UserError(
-            subject,
-            expected=f"a module {module_name!r} that can be imported",
-            found=str(error),
-            remedy="run from its folder, or put that on PYTHONPATH",
-        ) from error
+        with users_code(subject, f"a module {module_name!r} that can be imported"):
+            module = importlib.import_module(module_name)
+    except UserError as failure:
+        if isinstance(failure.__cause__, ImportError):
+            failure = UserError(
+                subject,
+                expected=failure.expected,
+                found=str(failure.__cause__),
+                remedy="run from its folder, or put that on PYTHONPATH",
+            )
+        raise failure from failure.__cause__
     found = getattr(module, attribute, None)
     if found is None:
         classes = [name for name, value in vars(module).items() if isinstance(value, type)]
@@ -124,7 +128,15 @@ def _check_outputs(
         output, next_core = network.apply(network.init(key, inputs, core), inputs, core)
         return core, next_core, output
 
-    core, next_core, output = jax.eval_shape(outputs)
+    with users_code(subject, "a call as `zerocopy_seed.networks` describes it to run"):
+        core, next_core, output = jax.eval_shape(outputs)
+    if any(x.ndim == 0 or x.shape[0] != batch for x in jax.tree.leaves(core)):
+        raise UserError(
+            f"{subject}, its initial_core({batch})",
+            expected=f"arrays [{batch}, ...], a row for every slot",
+            found=f"{_types(core)}",
+            remedy=_CONTRACT,
+        )
     if not isinstance(output, NetworkOutput):
         raise UserError(
             subject, expected="NetworkOutput, core from a call", found=type(output).__name__, remedy=_CONTRACT

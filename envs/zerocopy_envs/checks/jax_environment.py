@@ -15,7 +15,7 @@ from zerocopy_envs.checks.stream import (
     check_timestep_types,
     random_actions,
 )
-from zerocopy_envs.errors import UserError
+from zerocopy_envs.errors import UserError, users_code
 from zerocopy_envs.types import Array, Environment, Key, StepType, TimeStep
 from zerocopy_envs.wrappers import Vectorized, episode_key
 
@@ -39,7 +39,7 @@ def check_jax_environment(name: str, environment: Environment, num_steps: int, s
       UserError: the first thing that is wrong, in one line.
     """
     check_spec(name, environment.spec)
-    _check_types(name, environment)
+    check_types(name, environment)
     generator = np.random.default_rng(seed)
     keys = jax.random.split(jax.random.key(seed, impl="threefry2x32"), _NUM_SLOTS)
     actions = random_actions(generator, environment.spec.action, (num_steps, _NUM_SLOTS))
@@ -58,11 +58,20 @@ def _rollout(vectorized: Vectorized, keys: Key, actions: Array) -> TimeStep:
     return jax.tree.map(lambda row, rows: jnp.concatenate([row[None], rows]), first, rest)
 
 
-def _check_types(name: str, environment: Environment) -> None:
+def check_types(name: str, environment: Environment) -> None:
+    """Shapes, dtypes and structures of reset and step against the spec and each other; traced, not run.
+
+    Raises:
+      UserError: the first thing that is wrong, in one line.
+    """
     key = jax.random.key(0, impl="threefry2x32")
     action = random_actions(np.random.default_rng(0), environment.spec.action, ())
-    after_reset = jax.eval_shape(environment.reset, key)
-    after_step = jax.eval_shape(environment.step, after_reset[0], action)
+    with users_code(name, "reset to run on a key"):
+        after_reset = jax.eval_shape(environment.reset, key)
+    _check_pair(name, "reset", after_reset)
+    with users_code(name, "step to run on reset's state and an action"):
+        after_step = jax.eval_shape(environment.step, after_reset[0], action)
+    _check_pair(name, "step", after_step)
     for where, (state, timestep) in (("reset", after_reset), ("step", after_step)):
         check_timestep_types(name, where, environment.spec, timestep, ())
         leaves = [
@@ -97,6 +106,11 @@ def _check_types(name: str, environment: Environment) -> None:
                     expected=f"{old.dtype}{list(old.shape)} as reset returns it",
                     found=f"{new.dtype}{list(new.shape)}",
                 )
+
+
+def _check_pair(name: str, where: str, returned: Any) -> None:
+    if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], TimeStep)):
+        raise UserError(f"{name}: {where}", expected="(state, TimeStep)", found=type(returned).__name__)
 
 
 def _check_slots_apart(

@@ -1,7 +1,7 @@
 # Every target sets up what it needs; a machine with Python 3.11 to 3.13, git and make is enough.
 
 PYTHON ?= $(firstword $(foreach name,python3 python3.13 python3.12 python3.11 python,$(if $(shell $(name) -c $(SUPPORTED) 2>/dev/null && echo yes),$(name))) python3)
-PYTEST_FLAGS ?=
+PYTEST_FLAGS ?= -n 2 --dist loadfile
 TRAIN_FLAGS ?=
 
 SUPPORTED := 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 14))'

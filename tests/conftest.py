@@ -7,10 +7,9 @@ import tempfile
 _FLAGS = ("--xla_force_host_platform_device_count=8", "--xla_backend_optimization_level=0")
 os.environ["XLA_FLAGS"] = " ".join(dict.fromkeys((*os.environ.get("XLA_FLAGS", "").split(), *_FLAGS)))
 
-# One compile cache per test run, fresh and shared with child processes: equal programs compile once.
-_OWNS_CACHE = "PYTEST_XDIST_WORKER" not in os.environ
-if _OWNS_CACHE:
-    os.environ["ZEROCOPY_SEED_CACHE_DIR"] = tempfile.mkdtemp(prefix="zerocopy-seed-tests-")
+# A compile cache of this process and its children: equal programs compile once. Workers do not share one,
+# since JAX may read an entry that another process is writing.
+os.environ["ZEROCOPY_SEED_CACHE_DIR"] = tempfile.mkdtemp(prefix="zerocopy-seed-tests-")
 
 import jax  # noqa: E402
 
@@ -20,5 +19,4 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
 def pytest_unconfigure():
-    if _OWNS_CACHE:
-        shutil.rmtree(os.environ["ZEROCOPY_SEED_CACHE_DIR"], ignore_errors=True)
+    shutil.rmtree(os.environ["ZEROCOPY_SEED_CACHE_DIR"], ignore_errors=True)

@@ -46,7 +46,7 @@ def calls(stand_in):
     """Arguments with which `train` was called."""
     seen = []
 
-    def train(config, run_dir, *, resume):
+    def train(config, run_dir, *, resume, stop):
         seen.append((config, run_dir, resume))
         return 0
 
@@ -187,7 +187,7 @@ def test_a_mistake_is_one_line(words, expected, config_path, calls, capsys):
 
 
 def test_a_user_error_from_below_is_one_line(config_path, stand_in, capsys):
-    def train(config, run_dir, *, resume):
+    def train(config, run_dir, *, resume, stop):
         raise UserError(
             "environment 'gymnax:CartPol'", expected="a\nname", remedy="did you mean CartPole-v1?"
         )
@@ -206,7 +206,7 @@ def test_an_unknown_environment_is_refused_before_anything_is_written(config_pat
 
 
 def test_a_fault_of_the_program_is_not_hidden(config_path, stand_in):
-    def train(config, run_dir, *, resume):
+    def train(config, run_dir, *, resume, stop):
         importlib.import_module("zerocopy_seed.no_such_module")
 
     stand_in("zerocopy_seed.loops.train", train=train)
@@ -268,7 +268,12 @@ def test_bench_hands_on_configurations(config_path, stand_in):
 
 def test_words_that_a_flag_has_no_room_for_are_the_commands(config_path, stand_in):
     seen = []
-    stand_in("zerocopy_seed.loops.train", train=lambda config, run_dir, *, resume: seen.append(config) or 0)
+
+    def train(config, run_dir, *, resume, stop):
+        seen.append(config)
+        return 0
+
+    stand_in("zerocopy_seed.loops.train", train=train)
     flags = ["--seed", "3", "--network.hidden-sizes", "8", "16", "--agent.discount=0.5"]
     assert cli.main(["train", *flags, str(config_path)]) == 0
     assert (seen[0].seed, seen[0].network.hidden_sizes, seen[0].agent.discount) == (3, (8, 16), 0.5)

@@ -148,7 +148,7 @@ def test_file_that_is_not_there(tmp_path):
 def test_flags_are_typed_like_the_file(load):
     config = load(
         MINIMAL,
-        *("--agent.learning-rate", "1e-3", "--agent.max_grad_norm=40", "--agent.entropy-cost", "0"),
+        *("--agent.learning-rate", "1e-3", "--agent.max_grad_norm=40", "--agent.baseline-cost", "0"),
         *("--env.num-envs", "128", "--seed", "7", "--total-env-steps", "500_000"),
         *("--network.hidden-sizes", "32", "16", "--network.torso", "minatar_conv"),
         *("--agent.adaptive-entropy", "True", "--agent.eval-greedy", "false", "--agent.normalize-advantages"),
@@ -158,7 +158,7 @@ def test_flags_are_typed_like_the_file(load):
     assert config.agent == VTraceConfig(
         learning_rate=0.001,
         max_grad_norm=40.0,
-        entropy_cost=0.0,
+        baseline_cost=0.0,
         adaptive_entropy=True,
         eval_greedy=False,
         normalize_advantages=True,
@@ -265,7 +265,7 @@ def test_out_of_range(load, flag, value):
 @pytest.mark.parametrize(
     "flag",
     ["--agent.learning-rate", "--agent.discount", "--agent.entropy-cost", "--agent.max-grad-norm",
-     "--agent.reward-clip", "--agent.adam-b1", "--agent.entropy-cost", "--checkpoint.every-s", "--seed"],
+     "--agent.reward-clip", "--agent.adam-b1", "--agent.baseline-cost", "--checkpoint.every-s", "--seed"],
 )  # fmt: skip
 def test_zero_is_a_value(load, flag):
     config = load("seed = 5\n" + MINIMAL + "[agent]\nlearning_rate = 1e-2", flag, "0")
@@ -323,8 +323,8 @@ _free_form = st.dictionaries(
 )
 
 
-@settings(max_examples=50, deadline=None)
-@given(free_form=_free_form, rate=st.floats(0, 1e30), sizes=st.lists(st.integers(1, 2**40), max_size=3))
+@settings(max_examples=20, deadline=None)
+@given(free_form=_free_form, rate=st.floats(0, 1e30), sizes=st.lists(st.integers(1, 2**31 - 1), max_size=3))
 def test_a_dumped_configuration_reloads_equal(tmp_path_factory, free_form, rate, sizes):
     config = dataclasses.replace(
         BASE,

@@ -20,6 +20,7 @@ from zerocopy_seed.loops.on_device import (
     metric_names,
 )
 from zerocopy_seed.networks import make_network
+from zerocopy_seed.ops.counters import as_int
 from zerocopy_seed.recurrent import initial_recurrent, network_input_step
 from zerocopy_seed.rollout import unroll
 from zerocopy_seed.types import Mode
@@ -43,8 +44,8 @@ def learn_probe(name, num_updates=200, config=CONFIG, **settings):
     agent = make_agent(config, NETWORK, environment.spec)
     update = make_update(agent, environment, config.unroll_length)
     state = jax.jit(lambda: init_train_state(agent, environment, 0, NUM_ENVS))()
-    names = sorted(jax.eval_shape(update, state)[1])
-    dispatch = jax.jit(make_dispatch(update, metric_names(update, state)))
+    names = metric_names(update, state)
+    dispatch = jax.jit(make_dispatch(update, names))
     state, _ = dispatch(state, make_window(len(names)), jnp.int32(num_updates - 50))
     state, window = dispatch(state, make_window(len(names)), jnp.int32(50))
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((state.learner.params, window)))
@@ -63,7 +64,7 @@ def learn_probe(name, num_updates=200, config=CONFIG, **settings):
 
 
 def mean_return(window):
-    return float(window.episodes.return_sum.total) / int(window.episodes.num_episodes)
+    return float(window.episodes.return_sum.total) / as_int(window.episodes.num_episodes)
 
 
 @pytest.mark.slow

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import Mesh
-from zerocopy_seed.loops.setup import make_environment
 
 from zerocopy_seed.agents import make_agent
 from zerocopy_seed.config import EnvConfig, NetworkConfig, VTraceConfig
 from zerocopy_seed.episodes import track_episodes
+from zerocopy_seed.loops.environments import make_environment
 from zerocopy_seed.loops.on_device import (
     DATA_AXIS,
     init_train_state,

@@ -66,6 +66,8 @@ calls = iter(range(1000))
         (Changed(step=lambda s, t: (s._replace(time=s.time.astype(float)), t)), ["state", "time", "int32[]"]),
         (Changed(step=lambda s, t: ((s, s), t)), ["step", "state", "structure"]),
         (Changed(step=lambda s, t: (s, tuple(t))), ["step", "a TimeStep", "tuple"]),
+        (Changed(step=lambda s, t: (s, t, {})), ["step", "a state and a TimeStep", "3 values"]),
+        (Changed(step=lambda s, t: 1 // 0), ["step", "ZeroDivisionError", "test_check_environment.py"]),
         (Changed(spec=spec(observation=(4,))), ["spec.observation[0]", "ArraySpec", "int"]),
         (Changed(spec=spec(observation={"a": ArraySpec((1,), "float32")})), ["observation.a"]),
         (Changed(spec=spec(action=DiscreteAction(0))), ["spec.action", "at least one"]),

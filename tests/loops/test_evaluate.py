@@ -18,6 +18,7 @@ from zerocopy_seed.leaves import tree_sha256
 from zerocopy_seed.loops import evaluate as evaluate_module
 from zerocopy_seed.loops.environments import make_environment
 from zerocopy_seed.loops.evaluate import evaluate_run, num_evaluation_slots
+from zerocopy_seed.loops.run_checkpoint import restore_acting
 from zerocopy_seed.loops.train import train
 from zerocopy_seed.metrics import read_metrics
 from zerocopy_seed.policy import load_policy
@@ -104,6 +105,8 @@ def test_short_episodes_are_not_favoured(trained, monkeypatch):
     class Uneven:
         """Slots' episodes last 1 or 40 steps, reward 1 a step; the environment's seed decides."""
 
+        spec = dataclasses.replace(make_environment(CONFIG.env).spec, max_episode_steps=40)
+
         def reset(self, keys):
             long = jax.vmap(lambda key: jax.random.bernoulli(key))(keys)
             state = (jnp.where(long, 40, 1), jnp.zeros(keys.shape, jnp.int32), jnp.ones(keys.shape, bool))
@@ -128,6 +131,15 @@ def test_short_episodes_are_not_favoured(trained, monkeypatch):
     assert set(by_slot[:, 0]) == {1.0, 40.0}
     assert (by_slot == by_slot[:, :1]).all()
     np.testing.assert_array_equal(result.returns, result.lengths)
+
+
+def test_an_endless_episode_is_refused(trained, monkeypatch):
+    monkeypatch.setattr(evaluate_module, "_CHUNK", 7)
+    agent, environment, _, params = restore_acting(trained)
+    spec = dataclasses.replace(environment.spec, max_episode_steps=1)
+    monkeypatch.setattr(type(environment), "spec", spec)
+    with pytest.raises(UserError, match="at most 1 steps"):
+        evaluate_module.evaluate(agent, environment, params, num_episodes=2, seed=0)
 
 
 def test_a_seed_gives_its_episodes_again(trained):

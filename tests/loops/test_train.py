@@ -1,4 +1,7 @@
 import dataclasses
+import os
+import shutil
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +20,7 @@ from zerocopy_seed.loops import train as train_module
 from zerocopy_seed.loops.environments import make_environment
 from zerocopy_seed.loops.evaluate import evaluate_run
 from zerocopy_seed.loops.run_checkpoint import checkpoint_items
+from zerocopy_seed.loops.run_lock import lock_run_dir
 from zerocopy_seed.loops.train import train
 from zerocopy_seed.metrics import read_metrics
 from zerocopy_seed.ops.counters import as_int, make_counter
@@ -199,6 +203,46 @@ def test_training_outlives_a_directory_that_takes_no_checkpoint(run_dir, tmp_pat
     assert "was not saved" in errors and "the last checkpoint could not be saved" in errors
     assert "Traceback" not in errors
     assert read_metrics(tmp_path)[-1]["env_steps"] == read_metrics(run_dir)[-1]["env_steps"]
+
+
+def test_a_damaged_last_checkpoint_is_written_anew(run_dir, tmp_path, capfd):
+    directory = tmp_path / "run"
+    shutil.copytree(run_dir, directory)
+    longer = dataclasses.replace(CATCH, total_env_steps=CATCH.total_env_steps + 100)
+    assert train(longer, directory, resume=True) == 0
+    end, whole = read_checkpoint(CATCH, directory)
+    manifest = directory / "checkpoints" / str(end) / "manifest.json"
+    manifest.write_text(manifest.read_text()[:-9])
+    capfd.readouterr()
+    assert train(longer, directory, resume=True) == 0
+    assert str(end) in capfd.readouterr().err
+    assert tree_sha256(read_checkpoint(CATCH, directory, end)[1]) == tree_sha256(whole)
+
+
+def test_a_run_directory_has_one_trainer(tmp_path):
+    with lock_run_dir(tmp_path), pytest.raises(UserError, match="another training process"):
+        train(CATCH, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+def test_divergence_is_said_once(capfd):
+    row = {"env_steps": 5, "grad_norm": float("nan"), "value": 1.0}
+    assert train_module._warn_once_diverged(row, False)
+    assert train_module._warn_once_diverged(row, True)
+    assert not train_module._warn_once_diverged({"env_steps": 5, "value": 1.0}, False)
+    errors = capfd.readouterr().err
+    assert errors.count("\n") == 1 and errors.startswith("grad_norm: not finite at 5 env_steps")
+
+
+def test_a_reader_that_has_gone_does_not_end_the_run(tmp_path, monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        assert train(CATCH, tmp_path) == 0
+        monkeypatch.undo()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), writer)
+    assert read_checkpoint(CATCH, tmp_path)[0] >= CATCH.total_env_steps
 
 
 @pytest.mark.parametrize("begin", [2**31 - 100, 2**32 - 100])

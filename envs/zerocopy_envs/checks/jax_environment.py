@@ -109,8 +109,9 @@ def check_types(name: str, environment: Environment) -> None:
 
 
 def _check_pair(name: str, where: str, returned: Any) -> None:
-    if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], TimeStep)):
-        raise UserError(f"{name}: {where}", expected="(state, TimeStep)", found=type(returned).__name__)
+    if not (isinstance(returned, tuple) and len(returned) == 2):
+        found = f"{len(returned)} values" if isinstance(returned, tuple) else type(returned).__name__
+        raise UserError(f"{name}: {where}", expected="a state and a TimeStep", found=found)
 
 
 def _check_slots_apart(

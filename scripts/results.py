@@ -3,7 +3,7 @@
     python scripts/results.py [--seeds 0 1 2] [--only NAME] [--out docs/results]
 
 Every run goes through the command line as a user's would: `train` in a fresh process, then `evaluate --json`
-on the saved checkpoint. Launch to trained is wall time of the whole process, compilation included.
+on the saved checkpoint. Launch to trained is wall time of the whole process, with an empty compile cache.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import pathlib
 import platform
 import subprocess
@@ -41,11 +42,15 @@ EXPERIMENTS = (
 )
 
 
-def run_command(*arguments: str) -> tuple[str, float]:
-    """Standard output of `zerocopy-seed ARGUMENTS` and its wall time in seconds."""
+def run_command(cache: pathlib.Path, *arguments: str) -> tuple[str, float]:
+    """Standard output of `zerocopy-seed ARGUMENTS` with this compile cache, and its wall time in seconds."""
     began = time.perf_counter()
     done = subprocess.run(
-        [sys.executable, "-m", "zerocopy_seed.cli", *arguments], check=True, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "zerocopy_seed.cli", *arguments],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"ZEROCOPY_SEED_CACHE_DIR": str(cache)},
     )
     return done.stdout, time.perf_counter() - began
 
@@ -53,10 +58,11 @@ def run_command(*arguments: str) -> tuple[str, float]:
 def train_and_evaluate(experiment: Experiment, seed: int, run_dir: pathlib.Path) -> dict:
     """One run's figures, and its learning curve as [env_steps, return] pairs."""
     config = ROOT / "configs" / f"{experiment.config}.toml"
+    cache = run_dir.with_name(f"{run_dir.name}-cache")
     _, train_s = run_command(
-        "train", str(config), "--seed", str(seed), *experiment.overrides, "--run-dir", str(run_dir)
+        cache, "train", str(config), "--seed", str(seed), *experiment.overrides, "--run-dir", str(run_dir)
     )
-    printed, _ = run_command("evaluate", str(run_dir), "--json")
+    printed, _ = run_command(cache, "evaluate", str(run_dir), "--json")
     evaluation = json.loads(printed.splitlines()[-1])
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     curve = [[line["env_steps"], line["episode_return"]] for line in lines if "episode_return" in line]

@@ -108,7 +108,7 @@ def make_parts(config: Config) -> tuple[dict[str, Callable[..., Any]], dict[str,
     return compiled, arguments
 
 
-def measure(config: Config, *, rounds: int = 40, part_s: float = 0.05) -> dict[str, Any]:
+def measure(config: Config, *, rounds: int = 80, part_s: float = 0.025) -> dict[str, Any]:
     """Seconds per update of each part and of the whole, interleaved; the fastest of `rounds`.
 
     Args:

@@ -230,7 +230,7 @@ def _add_help(parser: argparse.ArgumentParser) -> None:
 
 def _directory(word: str) -> pathlib.Path:
     if not word:
-        raise UserError("--run-dir", expected="a directory", found="nothing")
+        raise argparse.ArgumentTypeError("expected a directory, found nothing")
     return pathlib.Path(word)
 
 

@@ -30,7 +30,7 @@ test-all: $(STAMP)  ## run all tests
 check: $(STAMP)  ## lint, formatting and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright
+	$(BIN)/pyright --project pyproject.toml
 
 format: $(STAMP)  ## format the code
 	$(BIN)/ruff check --fix .

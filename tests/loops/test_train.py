@@ -267,6 +267,7 @@ def test_counters_go_on_past_32_bits(run_dir, tmp_path, begin):
     assert step == rows[-1]["env_steps"] == as_int(state.learner.env_steps)
 
 
+@pytest.mark.slow
 def test_two_devices_train_as_one_and_take_over_from_one(tmp_path):
     one = dataclasses.replace(CATCH, agent=dataclasses.replace(CATCH.agent, num_shards=2, num_minibatches=2))
     two = dataclasses.replace(one, devices=DevicesConfig(2))

@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import importlib
 import importlib.metadata
-import importlib.util
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 

@@ -98,7 +98,7 @@ def test_stopped_by_sigterm_and_resumed_is_never_stopped(tmp_path):
 def test_ten_updates_are_five_restored_and_five_more(tmp_path, optimizer):
     config = dataclasses.replace(CONFIG, agent=dataclasses.replace(CONFIG.agent, optimizer=optimizer))
     environment = make_environment(config.env)
-    agent = make_agent(config.agent, config.network, environment.spec)
+    agent = make_agent(config.agent, config.network, environment.spec, num_slots=config.env.num_envs)
     state = jax.jit(lambda: init_train_state(agent, environment, 3, config.env.num_envs))()
     update = make_update(agent, environment, config.agent.unroll_length)
     names = metric_names(update, state)

@@ -36,6 +36,7 @@ class Range:
 _LARGEST_FLOAT32 = 3.4028234e38  # settings become float32 arrays
 
 Count = Annotated[int, Range(1, 2**31 - 1)]
+Natural = Annotated[int, Range(0, 2**31 - 1)]
 Steps = Annotated[int, Range(1, 2**63 - 1)]
 Seed = Annotated[int, Range(0, 2**32 - 1)]  # JAX drops the bits above 32
 Fraction = Annotated[float, Range(0.0, 1.0)]
@@ -59,19 +60,13 @@ class EnvConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class VTraceConfig:
-    """V-trace actor-critic (IMPALA, arXiv:1802.01561)."""
+class LearningConfig:
+    """What every agent has: its unrolls, its optimiser, and how it takes rewards."""
 
-    name: Literal["vtrace"] = "vtrace"
-    """The agent's name."""
     unroll_length: Count = 32
     """Steps per unroll, T."""
-    num_passes: Count = 1
-    """Passes over each batch; V-trace corrects the reuse."""
-    num_minibatches: Count = 1
-    """Minibatches per pass, split over unrolls."""
     num_shards: Count = 1
-    """Blocks of slots shuffled apart; a multiple of the devices. Results depend on it, not on the devices."""
+    """Blocks of slots drawn from apart; a multiple of the devices. Results depend on it alone."""
     optimizer: Literal["adam", "rmsprop"] = "adam"
     """Optimiser."""
     learning_rate: Weight = 1e-3
@@ -79,7 +74,7 @@ class VTraceConfig:
     learning_rate_decay_env_steps: Horizon = math.inf
     """Step size falls linearly to 0 over this many env_steps; inf keeps it."""
     adam_b1: Decay = 0.9
-    """Adam's first moment decay (SEED: 0)."""
+    """Adam's first moment decay (SEED's V-trace: 0)."""
     adam_b2: Decay = 0.999
     """Adam's second moment decay."""
     rmsprop_decay: Decay = 0.99
@@ -90,6 +85,20 @@ class VTraceConfig:
     """Gradients are scaled down to this global norm; inf leaves them."""
     discount: Fraction = 0.99
     """Gamma; multiplies the environment's own discount."""
+    reward_clip: Limit = math.inf
+    """Rewards are clipped to +-this for learning; logged returns are not."""
+
+
+@dataclasses.dataclass(frozen=True)
+class VTraceConfig(LearningConfig):
+    """V-trace actor-critic (IMPALA, arXiv:1802.01561)."""
+
+    name: Literal["vtrace"] = "vtrace"
+    """The agent's name."""
+    num_passes: Count = 1
+    """Passes over each batch; V-trace corrects the reuse."""
+    num_minibatches: Count = 1
+    """Minibatches per pass, split over unrolls."""
     vtrace_lambda: Fraction = 1.0
     """Trace decay, lambda."""
     clip_rho: Limit = 1.0
@@ -108,15 +117,63 @@ class VTraceConfig:
     """How fast the adaptive cost moves (adaptive_entropy only)."""
     baseline_cost: Weight = 0.5
     """Weight of half the squared value error."""
-    reward_clip: Limit = math.inf
-    """Rewards are clipped to +-this for learning; logged returns are not."""
     normalize_advantages: bool = False
     """Scale the advantages of each minibatch to mean 0 and standard deviation 1."""
     eval_greedy: bool = True
     """Evaluate at the policy's mode; false samples."""
 
 
-AgentConfig = VTraceConfig
+@dataclasses.dataclass(frozen=True)
+class R2D2Config(LearningConfig):
+    """Recurrent replayed Q-learning (R2D2, Kapturowski et al. 2019); DQN and Ape-X are settings of it."""
+
+    name: Literal["r2d2"] = "r2d2"
+    """The agent's name."""
+    burn_in: Natural = 0
+    """Rows of a sequence that only warm the core up, from its stored state."""
+    sequence_length: Count = 32
+    """Rows of a sequence that are trained on; 1 for DQN."""
+    look_ahead: Natural = 0
+    """Rows after those, so that the last trained ones have whole n-step returns; n_step - 1 for DQN."""
+    period: Count = 32
+    """Steps between the starts of sequences; with a core a multiple of unroll_length."""
+    start_state: Literal["stored", "zero"] = "stored"
+    """The core's state at a sequence's start: what it was when acting, or zeros."""
+    replay_capacity: Count = 10_000
+    """Sequences kept, of all slots together."""
+    min_replay: Count = 500
+    """Sequences kept before learning starts."""
+    batch_size: Count = 64
+    """Sequences per update."""
+    updates_per_insert: Count = 1
+    """Updates for every unroll of all slots; with period and batch_size it makes the replay ratio."""
+    sampling: Literal["prioritized", "uniform"] = "prioritized"
+    """How sequences are drawn."""
+    priority_exponent: Fraction = 0.9
+    """Probability of a sequence: its priority to this power."""
+    importance_exponent: Fraction = 0.6
+    """Importance weight: inverse probability to this power, over the batch's largest (prioritized only)."""
+    priority_eta: Fraction = 0.9
+    """Priority: eta times the largest absolute error of a sequence plus 1 - eta times the mean."""
+    n_step: Count = 5
+    """Rewards in a target before it bootstraps."""
+    double_q: bool = True
+    """Bootstrap from the action that the online network prefers (double Q-learning)."""
+    dueling: bool = True
+    """Q = V + A - mean A from both heads of the network; false takes the policy head's output as Q."""
+    rescale_values: bool = True
+    """Learn Q through h(x) = sign(x)(sqrt(|x| + 1) - 1) + x / 1000."""
+    target_update_period: Count = 2500
+    """Updates between copies of the online network to the target network."""
+    epsilon_base: Fraction = 0.4
+    """Slot i of N explores with probability epsilon_base^(1 + epsilon_alpha i / (N - 1))."""
+    epsilon_alpha: Weight = 7.0
+    """How far that ladder reaches; 0 gives all slots epsilon_base."""
+    eval_epsilon: Fraction = 1e-3
+    """Probability of a random action in evaluation; 0 is greedy."""
+
+
+AgentConfig = VTraceConfig | R2D2Config
 """A union of every agent's dataclass; `agent.name` chooses."""
 
 
@@ -128,10 +185,12 @@ class NetworkConfig:
     """`default`, or `package.module:Class` of your own (then only `settings` and `frame_stack` apply)."""
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Keyword arguments of your own class."""
-    torso: Literal["mlp", "minatar_conv"] = "mlp"
+    torso: Literal["mlp", "minatar_conv", "nature_conv"] = "mlp"
     """What turns an observation into features."""
     hidden_sizes: tuple[Count, ...] = (64, 64)
-    """Dense layers of the torso (after the convolution, where there is one)."""
+    """Dense layers of the torso (after the convolutions, where there are some)."""
+    head_hidden_sizes: tuple[Count, ...] = ()
+    """Dense layers of each head's own, before its output."""
     activation: Literal["relu", "tanh", "silu"] = "tanh"
     """Between layers."""
     core: Literal["none", "lstm", "gru"] = "none"
@@ -156,6 +215,8 @@ class CheckpointConfig:
     """Seconds between checkpoints; one is always saved at the end."""
     max_to_keep: Count = 3
     """Newest checkpoints kept."""
+    replay: Literal["auto", True, False] = "auto"
+    """Save the replay with them; auto does so below 2 GB. A run resumed without it refills it first."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 import tomli_w
 
 from zerocopy_envs.errors import UserError, did_you_mean
-from zerocopy_seed.config import Config
+from zerocopy_seed.config import Config, R2D2Config, VTraceConfig
 from zerocopy_seed.config_flags import lay_over, read_flags
 from zerocopy_seed.config_keys import keys, range_of
 from zerocopy_seed.config_tables import structure
@@ -64,21 +64,29 @@ def validate(config: Config) -> None:
         for value in key.value if isinstance(key.value, tuple) else (key.value,):
             if allowed is not None and value not in allowed:
                 raise UserError(key.path, expected=str(allowed), found=str(value))
-    if config.agent.adaptive_entropy and config.agent.entropy_cost == 0.0:
+    num_envs, agent, num_devices = config.env.num_envs, config.agent, config.devices.num_devices
+    _require_multiple("env.num_envs", num_envs, "devices.num_devices", num_devices)
+    _require_multiple("agent.num_shards", agent.num_shards, "devices.num_devices", num_devices)
+    if isinstance(agent, VTraceConfig):
+        _validate_vtrace(agent, num_envs)
+    else:
+        _validate_r2d2(agent, num_envs)
+
+
+def _validate_vtrace(agent: VTraceConfig, num_envs: int) -> None:
+    if agent.adaptive_entropy and agent.entropy_cost == 0.0:
         raise UserError(
             "agent.entropy_cost",
             expected="more than 0 with agent.adaptive_entropy, which multiplies it",
             found="0.0",
         )
-    num_envs, agent, num_devices = config.env.num_envs, config.agent, config.devices.num_devices
-    _require_multiple("env.num_envs", num_envs, "devices.num_devices", num_devices)
-    _require_multiple("agent.num_shards", agent.num_shards, "devices.num_devices", num_devices)
-    _require_multiple(
-        "env.num_envs",
-        num_envs,
-        "agent.num_shards * agent.num_minibatches",
-        agent.num_shards * agent.num_minibatches,
-    )
+    divisor = agent.num_shards * agent.num_minibatches
+    _require_multiple("env.num_envs", num_envs, "agent.num_shards * agent.num_minibatches", divisor)
+
+
+def _validate_r2d2(agent: R2D2Config, num_envs: int) -> None:
+    _require_multiple("env.num_envs", num_envs, "agent.num_shards", agent.num_shards)
+    _require_multiple("agent.batch_size", agent.batch_size, "agent.num_shards", agent.num_shards)
 
 
 def resume_differences(old: Config, new: Config) -> list[tuple[str, Any, Any]]:

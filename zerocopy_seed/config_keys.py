@@ -62,10 +62,13 @@ def field_types(kind: type) -> dict[str, Any]:
 
 @functools.cache
 def field_docs(kind: type) -> dict[str, str]:
-    """The string below each field of a dataclass."""
+    """The string below each field of a dataclass, inherited ones included."""
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(tree, ast.ClassDef)
-    docs = {}
+    docs: dict[str, str] = {}
+    for base in kind.__bases__:
+        if dataclasses.is_dataclass(base):
+            docs |= field_docs(base)
     for field, below in zip(tree.body, tree.body[1:], strict=False):
         match field, below:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):

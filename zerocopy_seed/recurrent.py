@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from zerocopy_envs.types import EnvironmentSpec, MultiDiscreteAction, StepType, TimeStep
 from zerocopy_seed.networks import NetworkInput
 from zerocopy_seed.networks.types import has_no_channels, split_action_mask
-from zerocopy_seed.types import RecurrentState
+from zerocopy_seed.types import Key, RecurrentState
 
 Array = jax.Array
 
@@ -122,6 +122,19 @@ def network_input_step(state: RecurrentState, timestep: TimeStep) -> tuple[Netwo
     stacked, frames = stack_frames(state.frames, timestep.observation)
     inputs = NetworkInput(stacked, state.last_action, timestep.reward, first)
     return jax.tree.map(lambda x: x[None], inputs), frames
+
+
+def init_network(network: Any, spec: EnvironmentSpec, frame_stack: int, key: Key) -> Any:
+    """Initial variables of `network` for an environment of this spec."""
+    recurrent = initial_recurrent(network, spec, frame_stack, 1)
+    timestep = TimeStep(
+        step_type=jnp.zeros([1], jnp.int8),
+        reward=jnp.zeros([1], jnp.float32),
+        discount=jnp.ones([1], jnp.float32),
+        observation=jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape), leaf.dtype), spec.observation),
+    )
+    inputs, _ = network_input_step(recurrent, timestep)
+    return network.init(key, inputs, recurrent.core)
 
 
 def network_input_unroll(state: RecurrentState, timestep: TimeStep, action: Array) -> NetworkInput:

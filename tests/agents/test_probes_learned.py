@@ -41,7 +41,7 @@ NUM_ENVS = 16
 def learn_probe(name, num_updates=200, config=CONFIG, **settings):
     """Trains. Returns the window of the last 50 updates, and a function: observations -> policy, value."""
     environment = make_environment(EnvConfig(f"zerocopy_envs.probes:{name}", NUM_ENVS, settings))
-    agent = make_agent(config, NETWORK, environment.spec)
+    agent = make_agent(config, NETWORK, environment.spec, num_slots=NUM_ENVS)
     update = make_update(agent, environment, config.unroll_length)
     state = jax.jit(lambda: init_train_state(agent, environment, 0, NUM_ENVS))()
     names = metric_names(update, state)
@@ -101,7 +101,7 @@ def test_a_truncation_bootstraps():
 def test_an_illegal_action_is_never_taken():
     # Untrained, the policy is all but uniform: a mask that is not kept would show in a third of the steps.
     environment = make_environment(EnvConfig("zerocopy_envs.probes:masked", NUM_ENVS))
-    agent = make_agent(CONFIG, NETWORK, environment.spec)
+    agent = make_agent(CONFIG, NETWORK, environment.spec, num_slots=NUM_ENVS)
     state = jax.jit(lambda: init_train_state(agent, environment, 0, NUM_ENVS))()
     slots = jnp.arange(NUM_ENVS, dtype=jnp.int32)
     _, trajectory = jax.jit(

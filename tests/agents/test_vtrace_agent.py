@@ -40,7 +40,7 @@ LSTM = NetworkConfig(
 
 def make(environment_name, config, network=SMALL, num_envs=16, seed=0):
     environment = make_environment(EnvConfig(environment_name))
-    agent = make_agent(config, network, environment.spec)
+    agent = make_agent(config, network, environment.spec, num_slots=num_envs)
     state = jax.jit(lambda: init_train_state(agent, environment, seed, num_envs))()
     return agent, environment, state
 
@@ -165,7 +165,7 @@ def test_one_update_on_eight_devices_is_one_update_on_one(config, network):
     window = make_window(len(names))
     alone, alone_window = jax.jit(make_dispatch(update, names))(state, window, jnp.int32(1))
 
-    sharded_agent = make_agent(config, network, environment.spec, axis_name=DATA_AXIS)
+    sharded_agent = make_agent(config, network, environment.spec, num_slots=32, axis_name=DATA_AXIS)
     mesh = Mesh(np.array(jax.devices()), (DATA_AXIS,))
     dispatch = shard_dispatch(
         make_dispatch(make_update(sharded_agent, environment, 13, axis_name=DATA_AXIS), names), mesh
@@ -185,7 +185,7 @@ def test_one_update_on_eight_devices_is_one_update_on_one(config, network):
 def test_two_seeds_under_vmap_are_the_two_seeds_alone():
     config = VTraceConfig(num_passes=2, num_minibatches=2)
     environment = make_environment(EnvConfig("zerocopy:Catch"))
-    agent = make_agent(config, SMALL, environment.spec)
+    agent = make_agent(config, SMALL, environment.spec, num_slots=8)
     update = make_update(agent, environment, 12)
 
     def run(seed):

@@ -124,7 +124,9 @@ def test_short_episodes_are_not_favoured(trained, monkeypatch):
             discount = jnp.where(step_type == 2, 0.0, 1.0)
             return TimeStep(step_type, reward, discount, jnp.zeros(shape))
 
-    agent = make_agent(CONFIG.agent, CONFIG.network, make_environment(CONFIG.env).spec)
+    agent = make_agent(
+        CONFIG.agent, CONFIG.network, make_environment(CONFIG.env).spec, num_slots=CONFIG.env.num_envs
+    )
     params = agent.acting(jax.jit(agent.init)(jax.random.key(0, impl="threefry2x32")))
     result = evaluate_module.evaluate(agent, Uneven(), params, num_episodes=24, seed=0)  # type: ignore[arg-type]
     by_slot = result.returns.reshape(8, 3)
@@ -181,7 +183,7 @@ def test_params_sha256_is_of_what_acts(trained):
     policies = {evaluate_run(trained, num_episodes=1, step=step).params_sha256 for step in steps(trained)}
     assert len(policies) == 2
     environment = make_environment(CONFIG.env)
-    agent = make_agent(CONFIG.agent, CONFIG.network, environment.spec)
+    agent = make_agent(CONFIG.agent, CONFIG.network, environment.spec, num_slots=CONFIG.env.num_envs)
     target = jax.eval_shape(lambda: agent.acting(agent.init(jax.random.key(0, impl="threefry2x32"))))
     with Checkpointer(trained / "checkpoints") as saves:
         _, params = saves.restore("acting", target)

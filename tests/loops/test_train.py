@@ -252,7 +252,9 @@ def test_counters_go_on_past_32_bits(run_dir, tmp_path, begin):
     (tmp_path / "config.toml").write_text(dump_config(config))
     _, state = read_checkpoint(CATCH, run_dir)
     learner = state.learner._replace(env_steps=make_counter(begin), num_updates=make_counter(begin - 5))
-    agent = make_agent(config.agent, config.network, make_environment(config.env).spec)
+    agent = make_agent(
+        config.agent, config.network, make_environment(config.env).spec, num_slots=config.env.num_envs
+    )
     with Checkpointer(tmp_path / "checkpoints") as saves:
         saves.save(begin, checkpoint_items(agent, state._replace(learner=learner)))
     assert train(config, tmp_path, resume=True) == 0

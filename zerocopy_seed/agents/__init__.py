@@ -1,8 +1,9 @@
 """Agents: algorithms as five pure functions over explicit state."""
 
+from zerocopy_envs.errors import UserError
 from zerocopy_envs.types import EnvironmentSpec
 from zerocopy_seed.agents.vtrace import make_vtrace_agent
-from zerocopy_seed.config import AgentConfig, NetworkConfig
+from zerocopy_seed.config import AgentConfig, NetworkConfig, R2D2Config
 from zerocopy_seed.networks import make_network
 from zerocopy_seed.types import Agent
 
@@ -10,14 +11,27 @@ __all__ = ["make_agent", "make_vtrace_agent"]
 
 
 def make_agent(
-    config: AgentConfig, network_config: NetworkConfig, spec: EnvironmentSpec, *, axis_name: str | None = None
+    config: AgentConfig,
+    network_config: NetworkConfig,
+    spec: EnvironmentSpec,
+    *,
+    num_slots: int,
+    axis_name: str | None = None,
 ) -> Agent:
     """The agent that `config` names, over a network made for `spec`.
 
+    Args:
+      config: the algorithm and its settings.
+      network_config: the network.
+      spec: the environment's.
+      num_slots: environments that act for it, all devices together.
+      axis_name: mesh axis over which slots are spread, inside `shard_map`; None for one device.
+
     Raises:
-      UserError: the network does not fit the environment, or cannot be loaded.
+      UserError: the network does not fit the environment, or cannot be loaded; the agent has no such actions.
     """
     network = make_network(network_config, spec)
-    return make_vtrace_agent(
-        config, network, spec, frame_stack=network_config.frame_stack, axis_name=axis_name
-    )
+    frame_stack = network_config.frame_stack
+    if isinstance(config, R2D2Config):
+        raise UserError("agent.name", expected="'vtrace'", found="'r2d2', which is being built")
+    return make_vtrace_agent(config, network, spec, frame_stack=frame_stack, axis_name=axis_name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -13,13 +12,14 @@ from jax import lax
 
 from zerocopy_envs.types import EnvironmentSpec, TimeStep
 from zerocopy_seed.agents.minibatch import scan_minibatches, sum_gradients
+from zerocopy_seed.agents.optimizer import decayed_learning_rate, float_settings, make_optimizer
 from zerocopy_seed.config import VTraceConfig
 from zerocopy_seed.ops import counters
 from zerocopy_seed.ops.collectives import local_copy, sum_over_devices
 from zerocopy_seed.ops.distributions import make_distribution
 from zerocopy_seed.ops.random import next_uniforms
 from zerocopy_seed.ops.vtrace import clipped_ratio, vtrace
-from zerocopy_seed.recurrent import initial_recurrent, network_input_step, network_input_unroll
+from zerocopy_seed.recurrent import init_network, initial_recurrent, network_input_step, network_input_unroll
 from zerocopy_seed.types import (
     ActingParams,
     Agent,
@@ -76,50 +76,24 @@ def make_vtrace_agent(
     # The mean advantage of a minibatch is known only when all of it is.
     in_pieces = jax.default_backend() == "cpu" and not config.normalize_advantages
     max_rows = _CPU_MAX_ROWS if in_pieces else None
-    settings = {
-        field.name: getattr(config, field.name)
-        for field in dataclasses.fields(config)
-        if isinstance(field.default, float)
-    }
-
-    def optimizer(settings: dict[str, Array], learning_rate: Array) -> optax.GradientTransformation:
-        if config.optimizer == "adam":
-            scale = optax.scale_by_adam(
-                settings["adam_b1"], settings["adam_b2"], eps=settings["optimizer_epsilon"]
-            )
-        else:
-            scale = optax.scale_by_rms(
-                settings["rmsprop_decay"], eps=settings["optimizer_epsilon"], eps_in_sqrt=False
-            )
-        return optax.chain(
-            optax.clip_by_global_norm(settings["max_grad_norm"]), scale, optax.scale(-learning_rate)
-        )
 
     def init(key: Key) -> LearnerState:
         learner_key, network_key = jax.random.split(key)
-        recurrent = initial_recurrent(network, spec, frame_stack, 1)
-        timestep = TimeStep(
-            step_type=jnp.zeros([1], jnp.int8),
-            reward=jnp.zeros([1], jnp.float32),
-            discount=jnp.ones([1], jnp.float32),
-            observation=jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape), leaf.dtype), spec.observation),
-        )
-        inputs, _ = network_input_step(recurrent, timestep)
-        arrays = {name: jnp.float32(value) for name, value in settings.items()}
+        settings = float_settings(config)
         entropy_logit: Any = ()
         if config.adaptive_entropy:
-            entropy_logit = jnp.log(arrays["entropy_cost"]) / arrays["entropy_adjustment_speed"]
-        params = VTraceParams(network.init(network_key, inputs, recurrent.core), entropy_logit)
+            entropy_logit = jnp.log(settings["entropy_cost"]) / settings["entropy_adjustment_speed"]
+        params = VTraceParams(init_network(network, spec, frame_stack, network_key), entropy_logit)
         return LearnerState(
             params=params,
-            opt_state=optimizer(arrays, arrays["learning_rate"]).init(params),
+            opt_state=make_optimizer(config.optimizer, settings, settings["learning_rate"]).init(params),
             target=(),
             replay=(),
             statistics=(),
             key=learner_key,
             env_steps=counters.make_counter(),
             num_updates=counters.make_counter(),
-            settings=arrays,
+            settings=settings,
         )
 
     def acting(state: LearnerState) -> ActingParams:
@@ -206,9 +180,8 @@ def make_vtrace_agent(
 
     def learn(state: LearnerState, trajectory: Trajectory) -> tuple[LearnerState, dict[str, Array]]:
         settings = state.settings
-        progress = counters.as_float(state.env_steps) / settings["learning_rate_decay_env_steps"]
-        learning_rate = settings["learning_rate"] * jnp.maximum(0.0, 1.0 - progress)
-        optimize = optimizer(settings, learning_rate)
+        learning_rate = decayed_learning_rate(settings, state.env_steps)
+        optimizer = make_optimizer(config.optimizer, settings, learning_rate)
 
         def update(carry, batch: Trajectory):
             params, opt_state = carry
@@ -221,7 +194,7 @@ def make_vtrace_agent(
             local_params = local_copy(params, axis_name)
             grads, metrics = sum_gradients(gradients, local_params, batch, max_rows=max_rows)
             grads, metrics = sum_over_devices((grads, metrics), axis_name)
-            updates, opt_state = optimize.update(grads, opt_state, params)
+            updates, opt_state = optimizer.update(grads, opt_state, params)
             metrics["grad_norm"] = optax.tree.norm(grads)
             return (optax.apply_updates(params, updates), opt_state), metrics
 

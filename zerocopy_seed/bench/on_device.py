@@ -44,7 +44,7 @@ def make_parts(config: Config) -> tuple[dict[str, Callable[..., Any]], dict[str,
     # With no step size the policy stays what it is, so that parts and whole see the same episodes for ever.
     config = dataclasses.replace(config, agent=dataclasses.replace(config.agent, learning_rate=0.0))
     environment = make_environment(config.env)
-    agent = make_agent(config.agent, config.network, environment.spec)
+    agent = make_agent(config.agent, config.network, environment.spec, num_slots=config.env.num_envs)
     state = jax.jit(lambda: init_train_state(agent, environment, config.seed, config.env.num_envs))()
     slots = jnp.arange(config.env.num_envs, dtype=jnp.int32)
 

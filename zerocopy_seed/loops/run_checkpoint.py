@@ -58,7 +58,7 @@ def restore_acting(
     use_compile_cache()
     config = load_run_config(run_dir)
     environment = make_environment(config.env)
-    agent = make_agent(config.agent, config.network, environment.spec)
+    agent = make_agent(config.agent, config.network, environment.spec, num_slots=config.env.num_envs)
     target = jax.eval_shape(lambda: agent.acting(agent.init(stream_key(config.seed, Stream.LEARNER))))
     with Checkpointer(pathlib.Path(run_dir) / CHECKPOINTS) as checkpointer:
         step, params = checkpointer.restore("acting", target, step)

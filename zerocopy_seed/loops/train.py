@@ -82,7 +82,7 @@ def train(
 
 def _train(config: Config, run_dir: pathlib.Path, resume: bool, stop: StopRequest) -> int:
     environment = make_environment(config.env)
-    agent = make_agent(config.agent, config.network, environment.spec)
+    agent = make_agent(config.agent, config.network, environment.spec, num_slots=config.env.num_envs)
     mesh = _make_mesh(config.devices.num_devices)
     _check_run_dir(config, run_dir, resume)
     use_compile_cache()
@@ -147,7 +147,13 @@ def _compile(
     names = metric_names(update, state)
     dispatch = make_dispatch(update, names)
     if mesh is not None:
-        sharded_agent = make_agent(config.agent, config.network, environment.spec, axis_name=DATA_AXIS)
+        sharded_agent = make_agent(
+            config.agent,
+            config.network,
+            environment.spec,
+            num_slots=config.env.num_envs,
+            axis_name=DATA_AXIS,
+        )
         update = make_update(sharded_agent, environment, unroll_length, axis_name=DATA_AXIS)
         dispatch = shard_dispatch(make_dispatch(update, names), mesh)
         state = shard_train_state(state, mesh)

@@ -16,7 +16,7 @@ from zerocopy_seed.types import Array
 _FANOUT = 32  # wide enough for four levels at a million leaves, narrow enough to add up in order
 
 SumTree = tuple[Array, ...]
-"""Levels, from the top [num_shards, n] to the leaves [rows, _FANOUT]; entry i sums row i of the level below."""
+"""Levels from the top [num_shards, n] to the leaves [rows, _FANOUT]; entry i sums row i of the one below."""
 
 
 def make_sum_tree(num_leaves: int, num_shards: int) -> SumTree:

@@ -126,8 +126,12 @@ def make_dispatch(
     return dispatch
 
 
-# How a TrainState lies on a mesh: the learner everywhere, slots spread over the devices.
-_STATE_SPECS: Any = TrainState(learner=P(), actor=P(DATA_AXIS), episodes=P(DATA_AXIS))  # type: ignore[arg-type]
+# How a TrainState lies on a mesh: the learner everywhere, slots and their replay spread over the devices.
+_STATE_SPECS: Any = TrainState(
+    learner=LearnerState._make(P(DATA_AXIS) if name == "replay" else P() for name in LearnerState._fields),
+    actor=P(DATA_AXIS),  # type: ignore[arg-type]
+    episodes=P(DATA_AXIS),  # type: ignore[arg-type]
+)
 
 
 def shard_train_state(state: TrainState, mesh: Mesh) -> TrainState:

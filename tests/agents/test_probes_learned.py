@@ -1,6 +1,7 @@
 """The agent on environments whose values are known: which test fails shows which part is wrong."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from small_runs import MLP
 from zerocopy_envs.types import StepType, TimeStep
 from zerocopy_seed.agents import make_agent
 from zerocopy_seed.agents.r2d2 import q_values
-from zerocopy_seed.config import EnvConfig, R2D2Config, VTraceConfig
+from zerocopy_seed.config import AgentConfig, EnvConfig, R2D2Config, VTraceConfig
 from zerocopy_seed.loops.environments import make_environment
 from zerocopy_seed.loops.on_device import (
     init_train_state,
@@ -41,7 +42,7 @@ NETWORK = dataclasses.replace(MLP, hidden_sizes=(16,))
 NUM_ENVS = 16
 
 
-def learn_probe(name, num_updates=200, config=CONFIG, **settings):
+def learn_probe(name, num_updates=200, config: AgentConfig = CONFIG, **settings) -> tuple[Any, Any]:
     """Trains. The window of the last 50 updates, and a function: observations -> policy and value, or Q."""
     environment = make_environment(EnvConfig(f"zerocopy_envs.probes:{name}", NUM_ENVS, settings))
     agent = make_agent(config, NETWORK, environment.spec, num_slots=NUM_ENVS)

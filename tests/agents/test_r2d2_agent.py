@@ -410,7 +410,7 @@ def gradient_by_definition(programs, learner, place, *, through=0.0):
         trained, timestep = jax.tree.map(lambda x: x[20:], (inputs, windows.timestep))
 
         def loss(params):
-            q = []
+            q: list[Any] = []
             for variables in (params, target_params):
                 core = windows.recurrent.core
                 if config.start_state == "zero":
@@ -421,7 +421,8 @@ def gradient_by_definition(programs, learner, place, *, through=0.0):
                 output, _ = programs.network.apply(variables, trained, core)
                 q.append(q_values(output, dueling=config.dueling))
             td_errors = n_step_double_q(
-                *q,
+                q[0],
+                q[1],
                 windows.action[20:],
                 timestep.reward[1:],
                 0.9 * timestep.discount[1:],
@@ -476,19 +477,19 @@ def test_settings_change_the_loss_as_they_say(changes):
 
 
 def test_q_values_of_two_heads():
-    advantage = np.array([1.0, -2.0, ILLEGAL_LOGIT, 4.0], np.float32)
-    output = NetworkOutput(advantage[None, None], np.array([[0.5]], np.float32))
+    advantage = jnp.array([1.0, -2.0, ILLEGAL_LOGIT, 4.0])
+    output = NetworkOutput(advantage[None, None], jnp.array([[0.5]]))
     # V + A - mean A, over the legal actions alone.
     np.testing.assert_array_equal(q_values(output, dueling=True)[0, 0], [0.5, -2.5, ILLEGAL_LOGIT, 3.5])
     np.testing.assert_array_equal(q_values(output, dueling=False)[0, 0], advantage)
     # The best legal action bootstraps, even where the illegal one has the largest value of all.
-    q = np.broadcast_to(q_values(output, dueling=True), (2, 1, 4))
-    one = np.ones((1, 1), np.float32)
-    learned = n_step_double_q(q, -q, one.astype(np.int32), one, one, one > 0, n_step=1, rescale=False)
+    q = jnp.broadcast_to(q_values(output, dueling=True), (2, 1, 4))
+    one = jnp.ones((1, 1))
+    learned = n_step_double_q(q, -q, one.astype(jnp.int32), one, one, one > 0, n_step=1, rescale=False)
     np.testing.assert_array_equal(learned.targets, [[1 - 3.5]])
 
     # Where nothing is legal, as an environment may say at its end, all is: what bootstraps stays sane.
-    nowhere = output._replace(policy=np.full((1, 1, 4), ILLEGAL_LOGIT, np.float32))
+    nowhere = output._replace(policy=jnp.full((1, 1, 4), ILLEGAL_LOGIT))
     np.testing.assert_array_equal(q_values(nowhere, dueling=True)[0, 0], np.full(4, 0.5, np.float32))
 
 
@@ -558,7 +559,7 @@ def test_one_device_is_eight(programs, learning):
     assert_trees_equal(
         alone.replay.rows._replace(actor_output=()), together.replay.rows._replace(actor_output=())
     )
-    near = {"atol": 1e-5, "rtol": 1e-5}
+    near: Any = {"atol": 1e-5, "rtol": 1e-5}
     np.testing.assert_allclose(flat(said), flat(also_said), **near)
     np.testing.assert_allclose(flat(alone.replay.core), flat(together.replay.core), **near)
     np.testing.assert_allclose(flat(alone.replay.masses), flat(together.replay.masses), **near)
@@ -570,7 +571,9 @@ def test_one_device_is_eight(programs, learning):
     # Each device keeps its own slots' replay; what they exchange is sums of gradients and figures.
     for leaf in jax.tree.leaves(together.replay):
         assert leaf.addressable_shards[0].data.size * 8 == leaf.size
-    exchanges = set(re.findall(r"(all-\w+|collective-\w+|reduce-scatter)(?:-start)?\(", dispatch.as_text()))
+    exchanges = set(
+        re.findall(r"(all-\w+|collective-\w+|reduce-scatter)(?:-start)?\(", str(dispatch.as_text()))
+    )
     assert exchanges == {"all-reduce"}
 
 
@@ -591,7 +594,7 @@ def dqn():
 def compile_without_copies(dispatch, state, window):
     """The donated program, of which no part is as large as a tenth of a replay."""
     program = jax.jit(dispatch, donate_argnums=0).lower(state, window, jnp.int32(1)).compile()
-    memory = program.memory_analysis()
+    memory: Any = program.memory_analysis()
     replay_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state.learner.replay))
     assert replay_bytes > 20e6 and memory.alias_size_in_bytes > replay_bytes
     assert memory.temp_size_in_bytes < 0.1 * replay_bytes

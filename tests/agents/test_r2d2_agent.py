@@ -1,6 +1,7 @@
 """R2D2 with an LSTM on episodes that end inside its sequences; most tests share one set of programs."""
 
 import dataclasses
+import functools
 import re
 from typing import Any, NamedTuple
 
@@ -485,7 +486,8 @@ def test_q_values_of_two_heads():
     # The best legal action bootstraps, even where the illegal one has the largest value of all.
     q = jnp.broadcast_to(q_values(output, dueling=True), (2, 1, 4))
     one = jnp.ones((1, 1))
-    learned = n_step_double_q(q, -q, one.astype(jnp.int32), one, one, one > 0, n_step=1, rescale=False)
+    learn = jax.jit(functools.partial(n_step_double_q, n_step=1, rescale=False))
+    learned = learn(q, -q, one.astype(jnp.int32), one, one, one > 0)
     np.testing.assert_array_equal(learned.targets, [[1 - 3.5]])
 
     # Where nothing is legal, as an environment may say at its end, all is: what bootstraps stays sane.

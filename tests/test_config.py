@@ -33,6 +33,7 @@ from zerocopy_seed.config_file import (
 from zerocopy_seed.config_flags import add_flags
 from zerocopy_seed.config_keys import keys
 from zerocopy_seed.config_tables import structure
+from zerocopy_seed.replay import Layout
 
 MINIMAL = 'total_env_steps = 1000\n[env]\nname = "gymnax:CartPole-v1"\n'
 BASE = Config(env=EnvConfig(name="gymnax:CartPole-v1"), total_env_steps=1000)
@@ -384,11 +385,11 @@ def r2d2(num_envs=4, core: Literal["none", "lstm", "gru"] = "none", frame_stack=
         (r2d2(min_replay=9), ("agent.min_replay", "at most 8", "replay_capacity = 16", "found 9")),
         (
             r2d2(num_envs=1, batch_size=1, period=4096, replay_capacity=2**20),
-            ("agent.replay_capacity", "at most 2147483647 steps", "keeps 4294967296", "use at most 524287"),
+            ("agent.replay_capacity", "at most 1073741824 steps", "keeps 4294967296", "use at most 262144"),
         ),
         (
             r2d2(num_envs=2**21, batch_size=4, period=1, replay_capacity=2**31 - 1),
-            ("agent.replay_capacity", "keeps 1024", "int32", f"use at most {2**21 * 1020}"),
+            ("agent.replay_capacity", "keeps 1024 of each", "int32", f"use at most {2**21 * 512}"),
         ),
     ],
 )
@@ -406,7 +407,7 @@ def test_r2d2_settings_that_fit():
         r2d2(frame_stack=4),
         r2d2(num_shards=4),
         r2d2(sequence_length=1, look_ahead=2, period=1, replay_capacity=31, min_replay=16),
-        r2d2(num_envs=1, batch_size=1, period=4096, replay_capacity=524287),
+        r2d2(num_envs=1, batch_size=1, period=4096, replay_capacity=2**18),
     ):
         validate(config)
 
@@ -416,6 +417,11 @@ def test_the_ring_holds_whole_unrolls():
     assert R2D2Config(replay_capacity=13, period=3, unroll_length=6).ring_rows(4) == 12
     assert R2D2Config(replay_capacity=13, period=6, unroll_length=3).ring_rows(4) == 24
     assert R2D2Config(burn_in=2, sequence_length=3, look_ahead=4).window_length == 9
+    for unroll_length, period in ((4, 4), (6, 3), (3, 6), (8, 1), (1, 8)):
+        for capacity in range(1, 40):
+            agent = R2D2Config(unroll_length=unroll_length, period=period, replay_capacity=capacity)
+            layout = Layout(unroll_length, 1, period, 0, min_starts=-(-capacity // 4))
+            assert agent.ring_rows(4) == layout.ring_length
 
 
 @settings(max_examples=200, deadline=None)

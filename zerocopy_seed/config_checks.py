@@ -6,7 +6,7 @@ from zerocopy_envs.errors import UserError
 from zerocopy_seed.config import Config, R2D2Config, VTraceConfig
 from zerocopy_seed.config_keys import keys, range_of
 
-_INT32_MAX = 2**31 - 1
+_MAX_ROWS = 2**30  # half of what int32 counts, since the tree over the starts may have spare leaves
 
 
 def validate(config: Config) -> None:
@@ -88,14 +88,15 @@ def _check_ring(agent: R2D2Config, num_envs: int, frame_stack: int) -> None:
             found=f"{agent.replay_capacity}, which keeps {rows}",
             remedy=f"use {-(-needed // period) * num_envs}",
         )
-    most = min(_INT32_MAX, _INT32_MAX // num_envs * period)
+    most = _MAX_ROWS // num_envs
     if rows > most:
         whole = max(period, agent.unroll_length)
+        fits = most // whole * whole // period * num_envs
         raise UserError(
             "agent.replay_capacity",
-            expected=f"at most {most} steps of each of env.num_envs = {num_envs}, which int32 counts",
-            found=f"{agent.replay_capacity} sequences of agent.period = {period}, which keeps {rows}",
-            remedy=f"use at most {most // whole * whole // period * num_envs}",
+            expected=f"at most {_MAX_ROWS} steps of all slots, so that int32 counts them",
+            found=f"{agent.replay_capacity}, which keeps {rows} of each of env.num_envs = {num_envs}",
+            remedy=f"use at most {fits}" if fits else "lower agent.period or env.num_envs",
         )
     reachable = num_envs * _always_whole(agent, rows, frame_stack)
     if agent.min_replay > reachable:

@@ -1,8 +1,8 @@
 """Rings of rows, windows over them, and the masses by which windows are drawn.
 
-A row is a timestep, the action that led to it, and what the behaviour policy said there: so each step is stored
-once, and a window's actions are read from the rows after them. All arrays have a leading axis of slots (or of
-shards, a block of slots each), which may be spread over devices. The empty replay is all zeros.
+A row is a timestep, the action that led to it, and what the behaviour policy said there: so each step is
+stored once, and a window's actions are read from the rows after them. All arrays have a leading axis of slots
+(or of shards, a block of slots each), which may be spread over devices. The empty replay is all zeros.
 
 Whatever is read is read after all that is written, else XLA copies the rings (a donated ring is written in
 place).
@@ -26,7 +26,7 @@ MAX_COUNTED = 2**30
 
 
 class Rows(NamedTuple):
-    """Leaves [slots, ring_length, ...]: a timestep, the action before it, the behaviour policy's word on it."""
+    """Leaves [slots, ring_length, ...]: a timestep, the action before it, the policy's word on it."""
 
     timestep: TimeStep
     last_action: Array
@@ -150,13 +150,9 @@ def insert(
     windows = _read_windows(layout, replay, slots.reshape(-1), start.reshape(-1))
     mass = jnp.where(whole, initial_mass(windows).reshape(start.shape), 0.0)
 
-    index = jnp.concatenate(
-        [
-            jnp.where(
-                gone, _leaf(layout, replay, nearest, overwritten % layout.starts), replay.masses[-1].size
-            ),
-            jnp.where(whole, _leaf(layout, replay, nearest, start), replay.masses[-1].size),
-        ]
+    starts = jnp.concatenate([overwritten % layout.starts, start])
+    index = jnp.where(
+        jnp.concatenate([gone, whole]), _leaf(layout, replay, nearest, starts), replay.masses[-1].size
     )
     mass = jnp.concatenate([jnp.zeros(gone.shape), mass])
     count = replay.completed.at[slot].add(whole.sum(0, dtype=jnp.int32), mode="drop")
@@ -212,7 +208,7 @@ def set_masses(replay: Replay, draw: Draw, mass: Array, where: Array | bool = Tr
 def _write_rows(layout: Layout, rows: Rows, trajectory: Trajectory, slot: Array, cursor: Array) -> Rows:
     length = layout.unroll_length
     unrolls_per_slot = layout.ring_length // length
-    # A cursor is a multiple of T, so a whole unroll goes to one place; out of bounds for a slot past the last.
+    # A cursor is a multiple of T, so an unroll goes to one place; out of bounds past the last slot.
     place = slot * unrolls_per_slot + cursor // length
     before = jnp.concatenate([trajectory.recurrent.last_action[None], trajectory.action[:-1]])
     timestep = jax.tree.map(lambda x: x[:-1], trajectory.timestep)

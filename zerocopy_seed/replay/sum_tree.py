@@ -1,8 +1,8 @@
 """Proportional sampling among many masses: a wide tree of sums, one tree per shard.
 
-Every entry above the leaves is recomputed from its children, never adjusted by differences, so that no rounding
-error builds up; and every level is descended by a draw of its own, since one draw's residue would have lost
-its bits by the time it reached a leaf.
+Every entry above the leaves is recomputed from its children, never adjusted by differences, so that no
+rounding error builds up; and every level is descended by a draw of its own, since one draw's residue would
+have lost its bits by the time it reached a leaf.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from zerocopy_seed.types import Array
 _FANOUT = 32  # wide enough for four levels at a million leaves, narrow enough to add up in order
 
 SumTree = tuple[Array, ...]
-"""Levels from the top [num_shards, n] to the leaves [rows, _FANOUT]; entry i of one is the sum of row i below."""
+"""Levels from the top [num_shards, n] to the leaves [rows, _FANOUT]; entry i sums row i of the one below."""
 
 
 def make_sum_tree(num_leaves: int, num_shards: int) -> SumTree:

@@ -136,15 +136,15 @@ def insert(
         written=replay.written.at[slot].add(jnp.uint32(length), mode="drop"),
     )
 
-    overwritten = -(-cursor // layout.period) + jnp.arange(layout.overwritten_per_insert)[:, None]
-    gone = (overwritten * layout.period < cursor + length + layout.context) & inside
+    overwritten = -(-cursor[None] // layout.period) + jnp.arange(layout.overwritten_per_insert)[:, None]
+    gone = (overwritten * layout.period < cursor[None] + length + layout.context) & inside[None]
 
     # Rows counted from a ring's length before the ring, so that nothing is negative.
-    end = cursor + length + layout.ring_length
+    end = cursor[None] + length + layout.ring_length
     newest = (end - 1 - layout.window_length) // layout.period
     completed = newest - jnp.arange(layout.completed_per_insert)[:, None]
     behind = end - completed * layout.period
-    whole = (behind <= layout.window_length + length) & (behind + layout.context <= run) & inside
+    whole = (behind <= layout.window_length + length) & (behind + layout.context <= run[None]) & inside[None]
     start = completed % layout.starts
     slots = jnp.broadcast_to(nearest, start.shape)
     windows = _read_windows(layout, replay, slots.reshape(-1), start.reshape(-1))
@@ -152,7 +152,7 @@ def insert(
 
     starts = jnp.concatenate([overwritten % layout.starts, start])
     index = jnp.where(
-        jnp.concatenate([gone, whole]), _leaf(layout, replay, nearest, starts), replay.masses[-1].size
+        jnp.concatenate([gone, whole]), _leaf(layout, replay, nearest[None], starts), replay.masses[-1].size
     )
     mass = jnp.concatenate([jnp.zeros(gone.shape), mass])
     count = replay.completed.at[slot].add(whole.sum(0, dtype=jnp.int32), mode="drop")
@@ -238,8 +238,8 @@ def _read_windows(layout: Layout, replay: Replay, slot: Array, start: Array) -> 
     """
     context, length = layout.context, layout.window_length
     offsets = jnp.arange(-context, length + 1, dtype=jnp.int32)
-    row = (start * layout.period + offsets[:, None]) % layout.ring_length
-    place = slot * layout.ring_length + row
+    row = (start[None] * layout.period + offsets[:, None]) % layout.ring_length
+    place = slot[None] * layout.ring_length + row
 
     def read(ring: Array) -> Array:
         flat = ring.reshape(-1, *ring.shape[2:])

@@ -1,6 +1,6 @@
 """Trains and evaluates the README's results and writes their tables and curves.
 
-    python scripts/results.py {vtrace,r2d2} [--seeds 0 1 2] [--only NAME] [--out docs/results]
+    python scripts/results.py GROUP [--seeds 0 1 2] [--only NAME] [--out docs/results]
 
 Every run goes through the command line as a user's would: `train` in a fresh process, then `evaluate --json`
 on the saved checkpoint. Launch to trained is wall time of the whole process, with an empty compile cache.
@@ -32,6 +32,18 @@ class Experiment:
     goal: str
 
 
+# Fifteen steps lie between the bit and the reward: no sequence with its burn-in holds both. And a slot's
+# episodes take 16, so that sequences begin at various places in them.
+SHORT_SEQUENCES = (
+    "--env.settings.memory-length=14",
+    "--agent.unroll-length=6",
+    "--agent.sequence-length=6",
+    "--agent.period=6",
+    "--agent.replay-capacity=20_000",
+    "--agent.updates-per-insert=1",
+)
+BURN_IN, ZERO_STATE = "--agent.burn-in=6", "--agent.start-state=zero"
+
 EXPERIMENTS = {
     "vtrace": (
         Experiment("Catch, MLP", "vtrace_catch", (), ">= 0.95"),
@@ -50,6 +62,15 @@ EXPERIMENTS = {
         Experiment("MemoryChain-bsuite (10), DQN", "dqn_memory_chain", (), "< 0.3"),
         Experiment("MemoryChain-bsuite (20), R2D2", "r2d2_memory_chain_20", (), ">= 0.95"),
         Experiment("Breakout-MinAtar, R2D2", "r2d2_breakout_minatar", (), ">= 10"),
+    ),
+    "stored_state": tuple(
+        Experiment(name, "r2d2_memory_chain", (*SHORT_SEQUENCES, *overrides), "none")
+        for name, overrides in (
+            ("stored state, burn-in", (BURN_IN,)),
+            ("stored state", ()),
+            ("zero state, burn-in", (BURN_IN, ZERO_STATE)),
+            ("zero state", (ZERO_STATE,)),
+        )
     ),
 }
 """By group: the names of the files that are written."""

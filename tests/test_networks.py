@@ -22,6 +22,7 @@ from zerocopy_seed.config import NetworkConfig
 from zerocopy_seed.networks import NetworkInput, NetworkOutput, make_network
 from zerocopy_seed.networks.conv import Conv
 from zerocopy_seed.networks.core import GRU, LSTM
+from zerocopy_seed.ops.collectives import local_copy
 
 VECTOR = EnvironmentSpec(ArraySpec((4,), np.float32), DiscreteAction(3))
 PICTURE = EnvironmentSpec(ArraySpec((10, 10, 4), np.bool_), DiscreteAction(6))
@@ -241,6 +242,40 @@ def test_cores_agree_with_flax(core):
 
 
 @pytest.mark.parametrize("core", ["lstm", "gru"])
+def test_gradients_are_those_of_steps_one_by_one(core):
+    core = {"lstm": LSTM, "gru": GRU}[core](7, nn.initializers.lecun_normal())
+    x, first = (
+        normal(T, B, 5),
+        jnp.zeros((T, B), bool).at[0, 1].set(True).at[3, 0].set(True).at[5, 2].set(True),
+    )
+    carry = jax.tree.map(lambda c: normal(*c.shape, seed=3), core.initial_carry(B))
+    variables = fill(jax.eval_shape(core.init, make_key(), x, first, carry))
+    weights = normal(T, B, 7, seed=4)
+
+    def whole(variables, x, carry):
+        return core.apply(variables, x, first, carry)
+
+    def one_by_one(variables, x, carry):
+        # A single step is differentiated as it stands.
+        def step(carry, row):
+            output, carry = core.apply(variables, row[0][None], row[1][None], carry)
+            return carry, output[0]
+
+        carry, outputs = jax.lax.scan(step, carry, (x, first))
+        return outputs, carry
+
+    def gradients(unroll):
+        def loss(*arguments):
+            outputs, carry = unroll(*arguments)
+            return jnp.sum(outputs * weights) + sum(jnp.sum(c**2) for c in jax.tree.leaves(carry))
+
+        return jax.jit(jax.value_and_grad(loss, (0, 1, 2)))(variables, x, carry)
+
+    for a, b in zip(*map(jax.tree.leaves, (gradients(whole), gradients(one_by_one))), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("core", ["lstm", "gru"])
 def test_the_core_is_reset_in_the_middle_of_a_sequence(core):
     network = make_network(NetworkConfig(hidden_sizes=(8,), core=core, core_size=8), VECTOR)
     first = jnp.zeros((T, B), bool).at[3, 0].set(True)
@@ -276,7 +311,7 @@ def test_one_step_needs_no_scan():
 def test_networks_run_under_vmap_over_seeds_and_in_shard_map(core):
     config = NetworkConfig(hidden_sizes=(8,), core=core, core_size=8, use_last_action=True)
     network = make_network(config, VECTOR)
-    inputs = make_inputs(normal(T, B, 4), first=jnp.zeros((T, B), bool).at[2, 1].set(True))
+    inputs = make_inputs(normal(T, 4, 4), first=jnp.zeros((T, 4), bool).at[2, 1].set(True))
     variables, _ = init(network, inputs)
 
     def loss(variables, inputs):
@@ -284,18 +319,28 @@ def test_networks_run_under_vmap_over_seeds_and_in_shard_map(core):
         return jnp.sum(output.value**2) + jnp.sum(output.policy[..., 0])
 
     expected = jax.jit(jax.grad(loss))(variables, inputs)
-    mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
+    mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
     along_batch = jax.tree.map(lambda _: PartitionSpec(None, "data"), inputs)
     sharded = jax.jit(
         jax.shard_map(
             jax.grad(loss), mesh=mesh, in_specs=(PartitionSpec(), along_batch), out_specs=PartitionSpec()
         )
     )(variables, inputs)
+    # With copies of its own each device's gradients are local, and summed by hand.
+    own = jax.jit(
+        jax.shard_map(
+            lambda v, i: jax.lax.psum(jax.grad(loss)(local_copy(v, "data"), i), "data"),
+            mesh=mesh,
+            in_specs=(PartitionSpec(), along_batch),
+            out_specs=PartitionSpec(),
+        )
+    )(variables, inputs)
     both = jax.tree.map(lambda a, b: jnp.stack([a, b]), variables, fill(variables, seed=1))
     stacked = jax.jit(jax.vmap(jax.grad(loss), (0, None)))(both, inputs)
-    for a, b, c in zip(*map(jax.tree.leaves, (expected, sharded, stacked)), strict=True):
+    for a, b, c, d in zip(*map(jax.tree.leaves, (expected, sharded, own, stacked)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(a, c[0], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(a, c, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(a, d[0], rtol=1e-4, atol=1e-5)
 
 
 def test_heads_of_another_agent_fit_in():

@@ -79,6 +79,23 @@ def test_the_default_network():
     np.testing.assert_allclose(output.value, value[..., 0], rtol=1e-4, atol=1e-5)
 
 
+def test_each_head_has_hidden_layers_of_its_own():
+    config = NetworkConfig(hidden_sizes=(), head_hidden_sizes=(6, 5), activation="silu")
+    network = make_network(config, VECTOR)
+    inputs = make_inputs(normal(2, B, 4))
+    variables, core = init(network, inputs)
+    output, _ = network.apply(variables, inputs, core)
+    heads = jax.tree.map(np.asarray, variables["params"]["heads"])
+    for name, found in (("policy", output.policy), ("value", output.value[..., None])):
+        x = np.asarray(inputs.observation)
+        for layer in (heads[f"{name}_dense_0"], heads[f"{name}_dense_1"]):
+            x = x @ layer["kernel"] + layer["bias"]
+            x = x / (1 + np.exp(-x))
+        expected = x @ heads[name]["kernel"] + heads[name]["bias"]
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    assert len(heads) == 6
+
+
 def test_initial_weights():
     # Few different shapes: each compiles a QR decomposition of its own.
     spec = EnvironmentSpec(ArraySpec((4,), np.float32), DiscreteAction(4))
@@ -156,6 +173,7 @@ def test_last_action_and_reward_join_the_features():
     [
         ((3, 3), (1, 1), "VALID"),
         ((8, 8), (4, 4), "VALID"),
+        ((4, 4), (2, 2), "VALID"),
         ((4, 3), (2, 1), "SAME"),
     ],
 )
@@ -197,6 +215,27 @@ def test_the_minatar_network_agrees_both_ways():
         results.append(loss(variables))
     for a, b in zip(*map(jax.tree.leaves, results), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_the_nature_network_is_its_convolutions_one_after_another():
+    spec = EnvironmentSpec(ArraySpec((40, 36), np.uint8), DiscreteAction(3))
+    network = make_network(NetworkConfig(torso="nature_conv", hidden_sizes=(5,), frame_stack=2), spec)
+    rng = np.random.default_rng(0)
+    picture = rng.integers(0, 256, (1, 2, 40, 36, 2), np.uint8)
+    variables, _ = init(network, make_inputs(picture))
+    variables = jax.tree.map(lambda x: 0.1 * x, variables)
+    torso = variables["params"]["torso"]
+    x = picture[0].astype(np.float32) / 255
+    for name, stride in (("conv_0", 4), ("conv_0_1", 2), ("conv_0_2", 1)):
+        layer = jax.tree.map(np.asarray, torso[name])
+        size = len(layer["kernel"])
+        windows = np.lib.stride_tricks.sliding_window_view(x, (size, size), (1, 2))[:, ::stride, ::stride]
+        x = np.tanh(np.einsum("nhwcij,ijcf->nhwf", windows, layer["kernel"]) + layer["bias"])
+    assert x.shape == (2, 1, 1, 64) and torso["conv_0_1"]["kernel"].shape == (4, 4, 32, 64)
+    features = jax.jit(network.torso.apply)({"params": torso}, picture[0])
+    dense = jax.tree.map(np.asarray, torso["dense_0"])
+    expected = np.tanh(x.reshape(2, -1) @ dense["kernel"] + dense["bias"])
+    np.testing.assert_allclose(features, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_pictures_and_vectors_together():
@@ -347,6 +386,8 @@ def test_heads_of_another_agent_fit_in():
     class Heads(nn.Module):
         num_policy_params: int
         scaled_init: object
+        hidden_sizes: tuple
+        activation: object
 
         @nn.compact
         def __call__(self, features, mask):
@@ -365,6 +406,9 @@ def test_specs_that_do_not_fit_are_refused():
     small = EnvironmentSpec({"eye": ArraySpec((2, 9, 1), np.float32)}, DiscreteAction(2))
     with pytest.raises(UserError, match=r"3 x 3.*observation\['eye'\] \(2, 9, 1\)"):
         make_network(conv, small)
+    narrow = EnvironmentSpec(ArraySpec((84, 35, 1), np.uint8), DiscreteAction(2))
+    with pytest.raises(UserError, match=r"nature_conv.*36 x 36.*\(84, 35, 1\)"):
+        make_network(NetworkConfig(torso="nature_conv"), narrow)
     with pytest.raises(UserError, match="BoundedAction"):
         make_network(NetworkConfig(), EnvironmentSpec(VECTOR.observation, BoundedAction((2,))))
     mask = {"x": VECTOR.observation, "action_mask": ArraySpec((2,), np.bool_)}

@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from zerocopy_seed.networks.dense import Dense
+from zerocopy_seed.networks.dense import matrix_product
 from zerocopy_seed.networks.recurrence import advance_once, recurrence
 
 Initializer = nn.initializers.Initializer
@@ -34,7 +34,7 @@ class RecurrentCore(nn.Module):
         return jnp.zeros(shape, dtype)
 
     def spread_input(self, projected: jax.Array) -> jax.Array:
-        """The projected input [..., gates * size] in the order of the gates' inputs [..., W]; linear."""
+        """The input's product or bias [..., gates * size] in the order of the gates' inputs [..., W]."""
         return projected
 
     def spread_product(self, product: jax.Array) -> jax.Array:
@@ -48,14 +48,28 @@ class RecurrentCore(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, first: jax.Array, carry: Any) -> tuple[jax.Array, Any]:
         width = self.num_gates * self.size
-        projected = Dense(width, kernel_init=self.kernel_init, bias_init=self.bias_init, name="input")(x)
+        product, bias = _Projection(width, self.kernel_init, self.bias_init, name="input")(x)
         kernel = self.param("recurrent", _orthogonal_gates(self.num_gates), (self.size, width), jnp.float32)
-        inputs = self.spread_input(projected)
-        cell = self.advance, self.spread_product, kernel
+        cell = self.advance, self.spread_product, kernel, self.spread_input(bias)
+        inputs = self.spread_input(product)
         if x.shape[0] == 1:
             output, carry = advance_once(*cell, inputs[0], first[0], carry)
             return output[None], carry
         return recurrence(*cell, inputs, first, carry)
+
+
+class _Projection(nn.Module):
+    """A dense layer that returns its product and its bias, not yet added: [T, B, F] -> [T, B, features]."""
+
+    features: int
+    kernel_init: Initializer
+    bias_init: Initializer
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features), jnp.float32)
+        bias = self.param("bias", self.bias_init, (self.features,), jnp.float32)
+        return matrix_product(x, kernel), bias
 
 
 class LSTM(RecurrentCore):

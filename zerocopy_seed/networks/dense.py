@@ -1,4 +1,8 @@
-"""A dense layer over any number of leading axes."""
+"""Dense layers over any number of leading axes, as one matrix product of all rows.
+
+With more than one leading axis XLA on CPU transposes a copy of the cotangent for the weights' gradient, which
+takes as long as the product.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,13 @@ import flax.linen as nn
 import jax
 
 
-class Dense(nn.Dense):
-    """linen's, as one matrix product of all rows: [..., F] -> [..., features].
+def matrix_product(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """[..., F] times [F, N] -> [..., N]."""
+    return (x.reshape(-1, x.shape[-1]) @ kernel).reshape(*x.shape[:-1], kernel.shape[-1])
 
-    With more than one leading axis XLA on CPU transposes a copy of the cotangent for the weights' gradient,
-    which takes as long as the product.
-    """
+
+class Dense(nn.Dense):
+    """linen's own layer, [..., F] -> [..., features], with the same parameters."""
 
     def __call__(self, inputs: jax.Array) -> jax.Array:
         rows = super().__call__(inputs.reshape(-1, inputs.shape[-1]))

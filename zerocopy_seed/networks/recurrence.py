@@ -15,18 +15,18 @@ Spread = Callable[[Array], Array]  # [B, columns of the kernel] -> [B, W], linea
 
 
 def advance_once(
-    advance: Advance, spread: Spread, kernel: Array, inputs: Array, first: Array, carry: Any
+    advance: Advance, spread: Spread, kernel: Array, bias: Array, inputs: Array, first: Array, carry: Any
 ) -> tuple[Array, Any]:
     """One step of `recurrence`: inputs [B, W], first [B], carry [B, ...] -> output [B, H], carry."""
     entering = _reset(carry, first)
-    carry = advance(entering, inputs + spread(_hidden(entering) @ kernel))
+    carry = advance(entering, inputs + bias[None] + spread(_hidden(entering) @ kernel))
     return _hidden(carry), carry
 
 
 def recurrence(
-    advance: Advance, spread: Spread, kernel: Array, inputs: Array, first: Array, carry: Any
+    advance: Advance, spread: Spread, kernel: Array, bias: Array, inputs: Array, first: Array, carry: Any
 ) -> tuple[Array, Any]:
-    """A recurrent core over T steps: carry = advance(carry, inputs[t] + spread(hidden @ kernel)).
+    """A recurrent core over T steps: carry = advance(carry, inputs[t] + bias + spread(hidden @ kernel)).
 
     Differentiated as it stands, such a scan adds the weights' gradient up step by step, reading and writing a
     matrix as large as the kernel every time. Here the way back only finds the gradients of the gates' inputs,
@@ -37,6 +37,7 @@ def recurrence(
       advance: the gates; the last leaf of the carry that it returns is the hidden state, [B, H].
       spread: brings a product into the order of the gates' inputs.
       kernel: [H, columns] recurrent weights.
+      bias: [W], here since adding it to all inputs at once would cost a pass over them.
       inputs: [T, B, W] the inputs' share of the gates' inputs, in their order.
       first: [T, B] bool; the carry is zeros where True.
       carry: [B, ...] entering the first step.
@@ -46,13 +47,13 @@ def recurrence(
     """
 
     @jax.custom_vjp
-    def run(kernel, inputs, first, carry):
-        return forward(kernel, inputs, first, carry)[0]
+    def run(kernel, bias, inputs, first, carry):
+        return forward(kernel, bias, inputs, first, carry)[0]
 
-    def forward(kernel, inputs, first, carry):
+    def forward(kernel, bias, inputs, first, carry):
         def step(carry, row, first):
             entering = _reset(carry, first)
-            gates = row + spread(_hidden(entering) @ kernel)
+            gates = row + bias[None] + spread(_hidden(entering) @ kernel)
             carry = advance(entering, gates)
             return carry, gates, (entering, _hidden(carry))
 
@@ -76,12 +77,12 @@ def recurrence(
         hidden, last = cotangents
         carry, gates, _ = _scan_replacing(step, last, gates, (hidden, first, entering), reverse=True)
         (products,) = jax.vmap(gather)(gates)
-        rows = _hidden(entering).reshape(-1, kernel.shape[0])
-        return rows.T @ products.reshape(-1, kernel.shape[1]), gates, None, carry
+        hidden = _hidden(entering).reshape(-1, kernel.shape[0])
+        return hidden.T @ products.reshape(-1, kernel.shape[1]), gates.sum((0, 1)), gates, None, carry
 
     run.defvjp(forward, backward)
-    kernel, inputs, carry = _equally_varying((kernel, inputs, carry))
-    return run(kernel, inputs, first, carry)
+    kernel, bias, inputs, carry = _equally_varying((kernel, bias, inputs, carry))
+    return run(kernel, bias, inputs, first, carry)
 
 
 def _scan_replacing(step, carry, rows: Array, others: Any, *, reverse: bool = False):

@@ -1,13 +1,13 @@
 """Agents: algorithms as five pure functions over explicit state."""
 
-from zerocopy_envs.errors import UserError
 from zerocopy_envs.types import EnvironmentSpec
+from zerocopy_seed.agents.r2d2 import make_r2d2_agent
 from zerocopy_seed.agents.vtrace import make_vtrace_agent
 from zerocopy_seed.config import AgentConfig, NetworkConfig, R2D2Config
 from zerocopy_seed.networks import make_network
 from zerocopy_seed.types import Agent
 
-__all__ = ["make_agent", "make_vtrace_agent"]
+__all__ = ["make_agent", "make_r2d2_agent", "make_vtrace_agent"]
 
 
 def make_agent(
@@ -33,5 +33,7 @@ def make_agent(
     network = make_network(network_config, spec)
     frame_stack = network_config.frame_stack
     if isinstance(config, R2D2Config):
-        raise UserError("agent.name", expected="'vtrace'", found="'r2d2', which is being built")
+        return make_r2d2_agent(
+            config, network, spec, num_slots=num_slots, frame_stack=frame_stack, axis_name=axis_name
+        )
     return make_vtrace_agent(config, network, spec, frame_stack=frame_stack, axis_name=axis_name)

@@ -1,4 +1,4 @@
-"""Sums over the devices that share a batch; without a mesh, the values themselves."""
+"""Sums and maxima over the devices that share a batch; without a mesh, the values themselves."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from jax import lax
 def sum_over_devices(tree: Any, axis_name: str | None) -> Any:
     """Every leaf summed over the mesh axis `axis_name` (None: unchanged)."""
     return tree if axis_name is None else lax.psum(tree, axis_name)
+
+
+def max_over_devices(value: jax.Array, axis_name: str | None) -> jax.Array:
+    """The largest over the mesh axis `axis_name`, element by element (None: unchanged)."""
+    return value if axis_name is None else lax.pmax(value, axis_name)
 
 
 def local_copy(tree: Any, axis_name: str | None) -> Any:

@@ -32,7 +32,7 @@ def deal_rungs(num_slots: int) -> np.ndarray:
     return rungs
 
 
-def epsilon_greedy(q: Array, epsilon: Array, uniforms: Array) -> Array:
+def epsilon_greedy(q: Array, epsilon: Array | float, uniforms: Array) -> Array:
     """The best action, or with probability epsilon any legal one, all alike.
 
     Args:

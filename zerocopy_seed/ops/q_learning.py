@@ -14,7 +14,7 @@ RESCALE_EPSILON = 1e-3
 
 
 class QLearning(NamedTuple):
-    """`targets` (gradients stopped) and `td_errors` (targets less Q of the actions): [T, B], 0 if invalid."""
+    """`targets` (gradients stopped) and `td_errors`, targets - Q of the actions: [T, B], 0 if invalid."""
 
     targets: Array
     td_errors: Array

@@ -1,0 +1,315 @@
+"""Recurrent replayed Q-learning (R2D2, Kapturowski et al. 2019) as pure functions; DQN without a core."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import linen as nn
+from jax import lax
+
+from zerocopy_envs.errors import UserError
+from zerocopy_envs.types import DiscreteAction, EnvironmentSpec, TimeStep
+from zerocopy_seed import replay as replays
+from zerocopy_seed.agents.optimizer import decayed_learning_rate, float_settings, make_optimizer
+from zerocopy_seed.config import R2D2Config
+from zerocopy_seed.networks import NetworkOutput
+from zerocopy_seed.ops import counters
+from zerocopy_seed.ops.collectives import device_index, local_copy, sum_over_devices
+from zerocopy_seed.ops.distributions import ILLEGAL_LOGIT
+from zerocopy_seed.ops.exploration import deal_rungs, epsilon_greedy, epsilon_ladder, is_legal
+from zerocopy_seed.ops.q_learning import n_step_double_q, n_step_returns, q_of, sequence_priority
+from zerocopy_seed.ops.random import next_uniforms
+from zerocopy_seed.recurrent import (
+    init_network,
+    initial_recurrent,
+    network_input_step,
+    network_input_unroll,
+)
+from zerocopy_seed.types import (
+    ActingParams,
+    Agent,
+    AgentState,
+    Array,
+    Exploration,
+    Key,
+    LearnerState,
+    Mode,
+    Trajectory,
+    valid_transitions,
+)
+
+
+class R2D2Output(NamedTuple):
+    """What the behaviour policy said: `q_value` of the action taken and the largest, `q_max`; [B] float32."""
+
+    q_value: Array
+    q_max: Array
+
+
+class Target(NamedTuple):
+    """The target network: its variables, and `age`, int32 updates since they were copied."""
+
+    params: Any
+    age: Array
+
+
+def q_values(output: NetworkOutput, *, dueling: bool) -> Array:
+    """Q [T, B, A] from a network's heads: V + A - mean A of legal actions (arXiv:1511.06581, eq. 9), or A.
+
+    Illegal actions keep `ILLEGAL_LOGIT`.
+    """
+    advantage = output.policy
+    if not dueling:
+        return advantage
+    legal = is_legal(advantage)
+    mean = jnp.where(legal, advantage, 0.0).sum(-1, keepdims=True) / legal.sum(-1, keepdims=True)
+    return jnp.where(legal, output.value[..., None] + (advantage - mean), ILLEGAL_LOGIT)
+
+
+def make_r2d2_agent(
+    config: R2D2Config,
+    network: nn.Module,
+    spec: EnvironmentSpec,
+    *,
+    num_slots: int,
+    frame_stack: int = 1,
+    axis_name: str | None = None,
+) -> Agent:
+    """The agent of `config` over `network`.
+
+    Args:
+      config: the float fields become `LearnerState.settings`; the others are static. The epsilons act where
+        slots begin and in evaluation, so those of the configuration count.
+      network: see `zerocopy_seed.networks`; its policy head gives advantages, its value head the value.
+      spec: the environment's; its action is discrete.
+      num_slots: all devices' together; they share the ladder of epsilons and the replay.
+      frame_stack: observations seen at once.
+      axis_name: mesh axis over which slots are spread, inside `shard_map`; None for one device.
+
+    Raises:
+      UserError: an action that is not discrete.
+    """
+    if not isinstance(spec.action, DiscreteAction):
+        raise UserError(
+            f"environment's action {spec.action}",
+            expected="a discrete action with agent.name = 'r2d2'",
+            remedy="set agent.name = 'vtrace', or choose another environment",
+        )
+    ladder = epsilon_ladder(num_slots, config.epsilon_base, config.epsilon_alpha)[deal_rungs(num_slots)]
+    layout = replays.Layout(
+        unroll_length=config.unroll_length,
+        window_length=config.burn_in + config.sequence_length + config.look_ahead,
+        period=config.period,
+        context=frame_stack - 1,
+        min_starts=-(-config.replay_capacity // num_slots),
+    )
+    prioritized = config.sampling == "prioritized"
+
+    def init(key: Key) -> LearnerState:
+        learner_key, network_key = jax.random.split(key)
+        settings = float_settings(config)
+        params = init_network(network, spec, frame_stack, network_key)
+        recurrent = initial_recurrent(network, spec, frame_stack, 1)
+        row = replays.Rows(
+            timestep=TimeStep(
+                step_type=jax.ShapeDtypeStruct((), jnp.int8),
+                reward=jax.ShapeDtypeStruct((), jnp.float32),
+                discount=jax.ShapeDtypeStruct((), jnp.float32),
+                observation=spec.observation,
+            ),
+            last_action=jax.ShapeDtypeStruct((), jnp.int32),
+            actor_output=R2D2Output(*[jax.ShapeDtypeStruct((), jnp.float32)] * 2),
+        )
+        core = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), recurrent.core)
+        return LearnerState(
+            params=params,
+            opt_state=make_optimizer(config.optimizer, settings, settings["learning_rate"]).init(params),
+            target=Target(jax.tree.map(jnp.copy, params), jnp.int32(0)),
+            replay=replays.make_replay(layout, row, core, num_slots=num_slots, num_shards=config.num_shards),
+            statistics=(),
+            key=learner_key,
+            env_steps=counters.make_counter(),
+            num_updates=counters.make_counter(),
+            settings=settings,
+        )
+
+    def acting(state: LearnerState) -> ActingParams:
+        return ActingParams(state.params, state.statistics)
+
+    def initial_state(keys: Key, slots: Array) -> AgentState:
+        # Evaluation may have more slots than the ladder has rungs.
+        epsilon = jnp.asarray(ladder)[slots % num_slots]
+        recurrent = initial_recurrent(network, spec, frame_stack, slots.shape[0])
+        return AgentState(recurrent, Exploration(keys, epsilon))
+
+    def act(
+        params: ActingParams, state: AgentState, timestep: TimeStep, mode: Mode
+    ) -> tuple[Array, R2D2Output, AgentState]:
+        inputs, frames = network_input_step(state.recurrent, timestep)
+        output, core = network.apply(params.network, inputs, state.recurrent.core)
+        q = q_values(output, dueling=config.dueling)[0]
+        exploration = state.exploration
+        if mode is Mode.EVALUATE and config.eval_epsilon == 0.0:
+            action = jnp.argmax(q, -1).astype(jnp.int32)
+        else:
+            key, uniforms = next_uniforms(exploration.key, 2)
+            epsilon = exploration.epsilon if mode is Mode.TRAIN else config.eval_epsilon
+            action = epsilon_greedy(q, epsilon, uniforms)
+            exploration = exploration._replace(key=key)
+        recurrent = state.recurrent._replace(core=core, frames=frames, last_action=action)
+        return action, R2D2Output(q_of(q, action), q.max(-1)), AgentState(recurrent, exploration)
+
+    def rewards_and_discounts(timestep: TimeStep, settings: dict[str, Array]) -> tuple[Array, Array]:
+        reward_clip = settings["reward_clip"]
+        rewards = jnp.clip(timestep.reward[1:], -reward_clip, reward_clip)
+        return rewards, settings["discount"] * timestep.discount[1:]
+
+    def trained_rows(valid: Array) -> Array:
+        """Valid rows [T, B] of a window without its burn-in, less the look-ahead."""
+        return valid & (jnp.arange(valid.shape[0]) < config.sequence_length)[:, None]
+
+    def mass_of(td_errors: Array, valid: Array, settings: dict[str, Array]) -> Array:
+        if not prioritized:
+            return valid.any(0).astype(jnp.float32)
+        priority = sequence_priority(td_errors, valid, eta=settings["priority_eta"])
+        return jnp.where(priority > 0.0, priority ** settings["priority_exponent"], 0.0)
+
+    def insert(replay: replays.Replay, trajectory: Trajectory, settings: dict[str, Array]) -> replays.Replay:
+        num_local = replay.cursor.shape[0]
+
+        def initial_mass(windows: Trajectory) -> Array:
+            timestep, said = jax.tree.map(
+                lambda x: x[config.burn_in :], (windows.timestep, windows.actor_output)
+            )
+            valid = valid_transitions(timestep.step_type)
+            trained = trained_rows(valid)
+            if not prioritized:
+                return mass_of(jnp.zeros_like(said.q_value), trained, settings)
+            rewards, discounts = rewards_and_discounts(timestep, settings)
+            targets = n_step_returns(
+                said.q_max, rewards, discounts, valid, n_step=config.n_step, rescale=config.rescale_values
+            )
+            return mass_of(targets - said.q_value[:-1], trained, settings)
+
+        slot = trajectory.slot - device_index(axis_name) * num_local
+        return replays.insert(layout, replay, trajectory, slot, initial_mass)
+
+    def loss_fn(
+        params: Any, target_params: Any, windows: Trajectory, weights: Array, settings: dict[str, Array]
+    ) -> tuple[Array, tuple[Array, dict[str, Array]]]:
+        inputs = network_input_unroll(windows.recurrent, windows.timestep, windows.action)
+        core = windows.recurrent.core
+        if config.start_state == "zero":
+            core = jax.tree.map(jnp.zeros_like, core)
+        cores = core, core
+        if config.burn_in and jax.tree.leaves(core):
+            warm_up = jax.tree.map(lambda x: x[: config.burn_in], inputs)
+            cores = tuple(
+                network.apply(variables, warm_up, core)[1]
+                for variables in (lax.stop_gradient(params), target_params)
+            )
+        inputs, timestep, action = jax.tree.map(
+            lambda x: x[config.burn_in :], (inputs, windows.timestep, windows.action)
+        )
+        q_online, q_target = (
+            q_values(network.apply(variables, inputs, core)[0], dueling=config.dueling)
+            for variables, core in zip((params, target_params), cores, strict=True)
+        )
+        valid = valid_transitions(timestep.step_type)
+        rewards, discounts = rewards_and_discounts(timestep, settings)
+        td_errors = n_step_double_q(
+            q_online,
+            q_target,
+            action,
+            rewards,
+            discounts,
+            valid,
+            n_step=config.n_step,
+            rescale=config.rescale_values,
+            double=config.double_q,
+        ).td_errors
+        trained = trained_rows(valid)
+        td_errors = jnp.where(trained, td_errors, 0.0)
+        # Sums over time, the mean over the global batch.
+        loss = (weights * (0.5 * jnp.square(td_errors)).sum(0)).sum() / config.batch_size
+        num_trained = jnp.maximum(trained.sum(0), 1)
+        metrics = {
+            "loss": loss,
+            "td_error": (jnp.abs(td_errors).sum(0) / num_trained).sum() / config.batch_size,
+            "q_value": (jnp.where(trained, q_of(q_online[:-1], action), 0.0).sum(0) / num_trained).sum()
+            / config.batch_size,
+        }
+        return loss, (mass_of(td_errors, trained, settings), metrics)
+
+    def learn(state: LearnerState, trajectory: Trajectory) -> tuple[LearnerState, dict[str, Array]]:
+        settings = state.settings
+        replay = insert(state.replay, trajectory, settings)
+        num_stored = sum_over_devices(
+            jnp.minimum(replay.completed, layout.starts).sum(dtype=jnp.int32), axis_name
+        )
+        ready = num_stored >= config.min_replay
+        learning_rate = decayed_learning_rate(settings, state.env_steps)
+        optimizer = make_optimizer(config.optimizer, settings, learning_rate)
+
+        def update(carry, uniforms: Array):
+            params, opt_state, target, masses = carry
+            replay_now = replay._replace(masses=masses)
+            draw, windows = replays.sample(layout, replay_now, uniforms, num_shards=config.num_shards)
+            weights = (draw.probability > 0.0).astype(jnp.float32)
+            if prioritized:
+                exponent = settings["importance_exponent"]
+                weights = replays.importance_weights(draw.probability, exponent, axis_name)
+            grads, (mass, metrics) = jax.grad(loss_fn, has_aux=True)(
+                local_copy(params, axis_name), target.params, windows, weights, settings
+            )
+            grads, metrics = sum_over_devices((grads, metrics), axis_name)
+            updates, new_opt_state = optimizer.update(grads, opt_state, params)
+            new_params = optax.apply_updates(params, updates)
+            copied = target.age + 1 >= config.target_update_period
+            new_target = Target(
+                _choose(copied, new_params, target.params), jnp.where(copied, 0, target.age + 1)
+            )
+            # A choice, no branch: under vmap a branch becomes one anyway, and nothing large is chosen.
+            learned = _choose(ready, (new_params, new_opt_state, new_target), (params, opt_state, target))
+            masses = replays.set_masses(replay_now, draw, mass, ready).masses
+            metrics["grad_norm"] = optax.tree.norm(grads)
+            return (*learned, masses), metrics
+
+        next_key, sample_key = jax.random.split(state.key)
+        uniforms = _shard_uniforms(sample_key, replay)
+        (params, opt_state, target, masses), metrics = lax.scan(
+            update, (state.params, state.opt_state, state.target, replay.masses), uniforms
+        )
+        metrics = {name: jnp.where(ready, rows.mean(0), 0.0) for name, rows in metrics.items()}
+        num_valid = valid_transitions(trajectory.timestep.step_type).sum(dtype=jnp.int32)
+        metrics["learning_rate"] = learning_rate
+        metrics["replay_sequences"] = num_stored.astype(jnp.float32)
+        return state._replace(
+            params=params,
+            opt_state=opt_state,
+            target=target,
+            replay=replay._replace(masses=masses),
+            key=next_key,
+            env_steps=counters.increment(state.env_steps, sum_over_devices(num_valid, axis_name)),
+            num_updates=counters.increment(state.num_updates, jnp.int32(1)),
+        ), metrics
+
+    def _shard_uniforms(key: Key, replay: replays.Replay) -> Array:
+        """Numbers for all updates, [updates, shards here, samples, uniforms], from each shard's own key."""
+        num_local = replay.masses[0].shape[0]
+        first = device_index(axis_name) * num_local
+        keys = jax.vmap(lambda shard: jax.random.fold_in(key, shard))(first + jnp.arange(num_local))
+        per_sample = replays.num_uniforms(replay)
+        per_shard = config.batch_size // config.num_shards
+        _, uniforms = next_uniforms(keys, config.updates_per_insert * per_shard * per_sample)
+        uniforms = uniforms.reshape(num_local, config.updates_per_insert, per_shard, per_sample)
+        return jnp.swapaxes(uniforms, 0, 1)
+
+    return Agent(init, acting, initial_state, act, learn)
+
+
+def _choose(condition: Array, chosen: Any, other: Any) -> Any:
+    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), chosen, other)

@@ -66,7 +66,7 @@ def q_values(output: NetworkOutput, *, dueling: bool) -> Array:
         return advantage
     legal = is_legal(advantage)
     mean = jnp.where(legal, advantage, 0.0).sum(-1, keepdims=True) / legal.sum(-1, keepdims=True)
-    return jnp.where(legal, output.value[..., None] + advantage - mean, ILLEGAL_LOGIT)
+    return jnp.where(legal, output.value[..., None] + (advantage - mean), ILLEGAL_LOGIT)
 
 
 def make_r2d2_agent(

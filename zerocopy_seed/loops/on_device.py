@@ -126,13 +126,23 @@ def make_dispatch(
     return dispatch
 
 
-# How a TrainState lies on a mesh: the learner everywhere, slots spread over the devices.
-_STATE_SPECS: Any = TrainState(learner=P(), actor=P(DATA_AXIS), episodes=P(DATA_AXIS))  # type: ignore[arg-type]
+# How a TrainState lies on a mesh: the learner everywhere, slots and their replay spread over the devices.
+_STATE_SPECS: Any = TrainState(
+    learner=LearnerState._make(P(DATA_AXIS) if name == "replay" else P() for name in LearnerState._fields),
+    actor=P(DATA_AXIS),  # type: ignore[arg-type]
+    episodes=P(DATA_AXIS),  # type: ignore[arg-type]
+)
 
 
 def shard_train_state(state: TrainState, mesh: Mesh) -> TrainState:
     """`state` laid out over `mesh`."""
     return jax.device_put(state, jax.tree.map(lambda spec: NamedSharding(mesh, spec), _STATE_SPECS))
+
+
+def spread_types(types: Any, mesh: Mesh) -> Any:
+    """Array types with their leading axes laid out over `mesh`, as a replay's are."""
+    sharding = NamedSharding(mesh, P(DATA_AXIS))
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), types)
 
 
 def shard_dispatch(dispatch: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:

@@ -27,6 +27,7 @@ from zerocopy_seed.agents import make_agent
 from zerocopy_seed.agents import r2d2 as r2d2_module
 from zerocopy_seed.agents.r2d2 import q_values
 from zerocopy_seed.config import EnvConfig, NetworkConfig, R2D2Config
+from zerocopy_seed.keys import Stream, slot_keys, stream_key
 from zerocopy_seed.loops.environments import make_environment
 from zerocopy_seed.loops.on_device import (
     DATA_AXIS,
@@ -42,10 +43,10 @@ from zerocopy_seed.networks import NetworkOutput, make_network
 from zerocopy_seed.ops.distributions import ILLEGAL_LOGIT
 from zerocopy_seed.ops.exploration import deal_rungs, epsilon_ladder
 from zerocopy_seed.ops.q_learning import n_step_double_q
-from zerocopy_seed.recurrent import network_input_unroll
+from zerocopy_seed.recurrent import init_network, network_input_unroll
 from zerocopy_seed.replay import sum_tree
 from zerocopy_seed.rollout import unroll
-from zerocopy_seed.types import Mode, valid_transitions
+from zerocopy_seed.types import ActingParams, Mode, valid_transitions
 
 LSTM = NetworkConfig(
     hidden_sizes=(8,),
@@ -72,6 +73,7 @@ CONFIG = R2D2Config(
     learning_rate=1e-3,
 )
 SLOTS, STARTS, WINDOW = 16, 8, 30
+REWARD_CLIP = 0.9
 FIRST_UPDATE = 6
 """The insert by which 40 windows are whole: 16 in each of the fourth, fifth and sixth."""
 
@@ -180,7 +182,7 @@ def programs():
 
 @pytest.fixture(scope="module")
 def frozen(programs):
-    return run(programs, 13, learning_rate=0.0)
+    return run(programs, 13, learning_rate=0.0, reward_clip=REWARD_CLIP)
 
 
 @pytest.fixture(scope="module")
@@ -237,7 +239,7 @@ def expected_masses(trajectories):
                 total, weight, now = 0.0, 1.0, row
                 for _ in range(CONFIG.n_step):
                     now += 1
-                    total += weight * reward[now, slot]
+                    total += weight * np.clip(reward[now, slot], -REWARD_CLIP, REWARD_CLIP)
                     weight *= 0.9 * discount[now, slot]
                     if step_type[now, slot] == StepType.LAST or now == start + WINDOW:
                         break
@@ -408,7 +410,7 @@ def gradient_by_definition(programs, learner, place, *, through=0.0):
         trained, timestep = jax.tree.map(lambda x: x[20:], (inputs, windows.timestep))
 
         def loss(params):
-            q = []
+            q: list[Any] = []
             for variables in (params, target_params):
                 core = windows.recurrent.core
                 if config.start_state == "zero":
@@ -419,7 +421,8 @@ def gradient_by_definition(programs, learner, place, *, through=0.0):
                 output, _ = programs.network.apply(variables, trained, core)
                 q.append(q_values(output, dueling=config.dueling))
             td_errors = n_step_double_q(
-                *q,
+                q[0],
+                q[1],
                 windows.action[20:],
                 timestep.reward[1:],
                 0.9 * timestep.discount[1:],
@@ -474,13 +477,19 @@ def test_settings_change_the_loss_as_they_say(changes):
 
 
 def test_q_values_of_two_heads():
-    advantage = np.array([1.0, -2.0, ILLEGAL_LOGIT, 4.0], np.float32)
-    output = NetworkOutput(advantage[None, None], np.array([[0.5]], np.float32))
+    advantage = jnp.array([1.0, -2.0, ILLEGAL_LOGIT, 4.0])
+    output = NetworkOutput(advantage[None, None], jnp.array([[0.5]]))
     # V + A - mean A, over the legal actions alone.
     np.testing.assert_array_equal(q_values(output, dueling=True)[0, 0], [0.5, -2.5, ILLEGAL_LOGIT, 3.5])
     np.testing.assert_array_equal(q_values(output, dueling=False)[0, 0], advantage)
+    # The best legal action bootstraps, even where the illegal one has the largest value of all.
+    q = jnp.broadcast_to(q_values(output, dueling=True), (2, 1, 4))
+    one = jnp.ones((1, 1))
+    learned = n_step_double_q(q, -q, one.astype(jnp.int32), one, one, one > 0, n_step=1, rescale=False)
+    np.testing.assert_array_equal(learned.targets, [[1 - 3.5]])
+
     # Where nothing is legal, as an environment may say at its end, all is: what bootstraps stays sane.
-    nowhere = output._replace(policy=np.full((1, 1, 4), ILLEGAL_LOGIT, np.float32))
+    nowhere = output._replace(policy=jnp.full((1, 1, 4), ILLEGAL_LOGIT))
     np.testing.assert_array_equal(q_values(nowhere, dueling=True)[0, 0], np.full(4, 0.5, np.float32))
 
 
@@ -550,7 +559,7 @@ def test_one_device_is_eight(programs, learning):
     assert_trees_equal(
         alone.replay.rows._replace(actor_output=()), together.replay.rows._replace(actor_output=())
     )
-    near = {"atol": 1e-5, "rtol": 1e-5}
+    near: Any = {"atol": 1e-5, "rtol": 1e-5}
     np.testing.assert_allclose(flat(said), flat(also_said), **near)
     np.testing.assert_allclose(flat(alone.replay.core), flat(together.replay.core), **near)
     np.testing.assert_allclose(flat(alone.replay.masses), flat(together.replay.masses), **near)
@@ -562,35 +571,107 @@ def test_one_device_is_eight(programs, learning):
     # Each device keeps its own slots' replay; what they exchange is sums of gradients and figures.
     for leaf in jax.tree.leaves(together.replay):
         assert leaf.addressable_shards[0].data.size * 8 == leaf.size
-    exchanges = set(re.findall(r"(all-\w+|collective-\w+|reduce-scatter)(?:-start)?\(", dispatch.as_text()))
+    exchanges = set(
+        re.findall(r"(all-\w+|collective-\w+|reduce-scatter)(?:-start)?\(", str(dispatch.as_text()))
+    )
     assert exchanges == {"all-reduce"}
 
 
-def test_two_seeds_are_each_alone_and_nothing_copies_a_replay():
+@pytest.fixture(scope="module")
+def dqn():
+    """Agent, window, dispatch and how to begin, with a replay of 26 MB."""
     environment = make_environment(EnvConfig("zerocopy:Catch", settings={"rows": 40, "columns": 40}))
     agent = make_agent(DQN, MLP, environment.spec, num_slots=8)
     update = make_update(agent, environment, DQN.unroll_length)
-    states = jax.jit(jax.vmap(lambda seed: init_train_state(agent, environment, seed, 8)))(jnp.arange(2))
+
+    def begin(seed):
+        return init_train_state(agent, environment, seed, 8)
+
+    names = metric_names(update, jax.eval_shape(begin, 0))
+    return agent, make_window(len(names)), make_dispatch(update, names), begin
+
+
+def compile_without_copies(dispatch, state, window):
+    """The donated program, of which no part is as large as a tenth of a replay."""
+    program = jax.jit(dispatch, donate_argnums=0).lower(state, window, jnp.int32(1)).compile()
+    memory: Any = program.memory_analysis()
+    replay_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state.learner.replay))
+    assert replay_bytes > 20e6 and memory.alias_size_in_bytes > replay_bytes
+    assert memory.temp_size_in_bytes < 0.1 * replay_bytes
+    return program
+
+
+def test_dqn_is_settings_and_nothing_copies_the_replay(dqn):
+    _, window, dispatch, begin = dqn
+    state = jax.jit(begin)(0)
+    first_params = flat(state.learner.params)
+    program = compile_without_copies(dispatch, state, window)
+    for updates in (1, 2, 4):
+        state, window = program(state, window, jnp.int32(updates))
+    learner = state.learner
+    # Windows of three transitions begin at every step: all but the newest three rows.
+    assert int(learner.replay.completed.sum()) == 8 * (7 * 8 - 3)
+    assert set(flat(learner.replay.masses[-1])) == {0.0, 1.0}  # uniform
+    assert int(adam(learner).count) == 7 and int(learner.target.age) == 7 % 3
+    assert np.abs(flat(learner.params) - first_params).max() > 1e-3
+
+
+@pytest.mark.slow
+def test_two_seeds_are_each_alone(dqn):
+    _, window, dispatch, begin = dqn
+    states = jax.jit(jax.vmap(begin))(jnp.arange(2))
     members = [jax.tree.map(lambda leaf, seed=seed: leaf[seed], states) for seed in range(2)]
-    names = metric_names(update, members[0])
-    window = make_window(len(names))
-    dispatch = make_dispatch(update, names)
-    replay_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(members[0].learner.replay))
-    assert replay_bytes > 20e6
-
-    def compiled(function, state):
-        program = jax.jit(function, donate_argnums=0).lower(state, window, jnp.int32(1)).compile()
-        assert program.memory_analysis().temp_size_in_bytes < 0.01 * replay_bytes
-        return program
-
-    both = compiled(jax.vmap(dispatch, in_axes=(0, None, None)), states)
-    one = compiled(dispatch, members[0])
+    both = compile_without_copies(jax.vmap(dispatch, in_axes=(0, None, None)), states, window)
+    one = compile_without_copies(dispatch, members[0], window)
     together, _ = both(states, window, jnp.int32(4))
     for seed, member in enumerate(members):
         alone, _ = one(member, window, jnp.int32(4))
-        assert int(adam(alone.learner).count) == 4
         mine = jax.tree.map(lambda leaf, seed=seed: leaf[seed], together.learner)
         np.testing.assert_array_equal(mine.replay.rows.last_action, alone.learner.replay.rows.last_action)
         assert_trees_equal(mine.replay.masses, alone.learner.replay.masses)
-        assert set(flat(mine.replay.masses[-1])) == {0.0, 1.0}
         np.testing.assert_allclose(flat(mine.params), flat(alone.learner.params), atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_nothing_copies_a_recurrent_replay(seeds):
+    config = dataclasses.replace(CONFIG, replay_capacity=80_000)
+    environment = Vectorized(Stretches())
+    agent = make_agent(config, LSTM, environment.spec, num_slots=SLOTS)
+    update = make_update(agent, environment, config.unroll_length)
+
+    def begin(seed):
+        return init_train_state(agent, environment, seed, SLOTS)
+
+    names = metric_names(update, jax.eval_shape(begin, 0))
+    window, dispatch = make_window(len(names)), make_dispatch(update, names)
+    if seeds == 1:
+        compile_without_copies(dispatch, jax.jit(begin)(0), window)
+    else:
+        states = jax.jit(jax.vmap(begin))(jnp.arange(seeds))
+        compile_without_copies(jax.vmap(dispatch, in_axes=(0, None, None)), states, window)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.75])
+def test_evaluation_has_its_own_epsilon(epsilon):
+    environment = make_environment(EnvConfig("zerocopy:Catch"))
+    agent = make_agent(dataclasses.replace(DQN, eval_epsilon=epsilon), MLP, environment.spec, num_slots=8)
+    network = make_network(MLP, environment.spec)
+    # More slots than train.
+    slots = jnp.arange(600, dtype=jnp.int32)
+    keys = slot_keys(0, Stream.EVALUATION_AGENT, slots)
+
+    @jax.jit
+    def one_step(key):
+        params = ActingParams(init_network(network, environment.spec, 1, key))
+        state = agent.initial_state(keys, slots)
+        _, timestep = environment.reset(slot_keys(0, Stream.EVALUATION_ENVIRONMENT, slots))
+        action, said, after = agent.act(params, state, timestep, Mode.EVALUATE)
+        same = jax.random.key_data(after.exploration.key) == jax.random.key_data(state.exploration.key)
+        return action, said.q_value < said.q_max, same.all(-1)
+
+    action, worse, same_key = one_step(stream_key(0, Stream.LEARNER))
+    # A third of the random actions are the best.
+    assert abs(worse.mean() - epsilon * 2 / 3) < (0.06 if epsilon else 1e-9)
+    assert same_key.all() == (epsilon == 0.0) and same_key.any() == (epsilon == 0.0)
+    assert set(action.tolist()) <= {0, 1, 2}

@@ -2,15 +2,27 @@ import dataclasses
 import functools
 import json
 
+import pytest
 from small_runs import CATCH
 
 from zerocopy_seed.bench import on_device
+from zerocopy_seed.config import R2D2Config
+
+R2D2 = dataclasses.replace(
+    CATCH,
+    agent=R2D2Config(
+        unroll_length=5, sequence_length=5, period=5, replay_capacity=64, min_replay=8, batch_size=4
+    ),
+)
 
 
-def test_the_figures_add_up(monkeypatch, capsys):
+@pytest.mark.parametrize(
+    "config", [CATCH, pytest.param(R2D2, marks=pytest.mark.slow)], ids=["vtrace", "r2d2"]
+)
+def test_the_figures_add_up(monkeypatch, capsys, config):
     monkeypatch.setattr(on_device, "pin_to_one_core", lambda: None)  # would pin the other tests too
     monkeypatch.setattr(on_device, "measure", functools.partial(on_device.measure, rounds=2, part_s=1e-3))
-    on_device.run([CATCH], as_json=True)
+    on_device.run([config], as_json=True)
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (found["bench"], found["env"], found["num_envs"], found["unroll_length"]) == (
         "on_device", "zerocopy:Catch", 4, 5,

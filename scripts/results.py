@@ -1,6 +1,6 @@
-"""Trains and evaluates the README's results and writes their table and curves.
+"""Trains and evaluates the README's results and writes their tables and curves.
 
-    python scripts/results.py [--seeds 0 1 2] [--only NAME] [--out docs/results]
+    python scripts/results.py GROUP [--seeds 0 1 2] [--only NAME] [--out docs/results]
 
 Every run goes through the command line as a user's would: `train` in a fresh process, then `evaluate --json`
 on the saved checkpoint. Launch to trained is wall time of the whole process, with an empty compile cache.
@@ -32,14 +32,48 @@ class Experiment:
     goal: str
 
 
-EXPERIMENTS = (
-    Experiment("Catch, MLP", "vtrace_catch", (), ">= 0.95"),
-    Experiment("CartPole-v1, MLP 2x64", "vtrace_cartpole", (), ">= 475"),
-    Experiment("MemoryChain-bsuite (10), LSTM", "vtrace_memory_chain", (), ">= 0.95"),
-    Experiment(
-        "MemoryChain-bsuite (10), no core", "vtrace_memory_chain", ("--network.core", "none"), "< 0.3"
-    ),
+# Fifteen steps lie between the bit and the reward: no sequence with its burn-in holds both. And a slot's
+# episodes take 16, so that sequences begin at various places in them.
+SHORT_SEQUENCES = (
+    "--env.settings.memory-length=14",
+    "--agent.unroll-length=6",
+    "--agent.sequence-length=6",
+    "--agent.period=6",
+    "--agent.replay-capacity=20_000",
+    "--agent.updates-per-insert=1",
 )
+BURN_IN, ZERO_STATE = "--agent.burn-in=6", "--agent.start-state=zero"
+
+EXPERIMENTS = {
+    "vtrace": (
+        Experiment("Catch, MLP", "vtrace_catch", (), ">= 0.95"),
+        Experiment("CartPole-v1, MLP 2x64", "vtrace_cartpole", (), ">= 475"),
+        Experiment("MemoryChain-bsuite (10), LSTM", "vtrace_memory_chain", (), ">= 0.95"),
+        Experiment(
+            "MemoryChain-bsuite (10), no core", "vtrace_memory_chain", ("--network.core", "none"), "< 0.3"
+        ),
+    ),
+    "r2d2": (
+        Experiment("Catch, DQN", "dqn_catch", (), ">= 0.95"),
+        Experiment("Catch, R2D2", "r2d2_catch", (), ">= 0.95"),
+        Experiment("CartPole-v1, Ape-X DQN", "apex_dqn_cartpole", (), ">= 450"),
+        Experiment("CartPole-v1, R2D2", "r2d2_cartpole", (), ">= 450"),
+        Experiment("MemoryChain-bsuite (10), R2D2", "r2d2_memory_chain", (), ">= 0.95"),
+        Experiment("MemoryChain-bsuite (10), DQN", "dqn_memory_chain", (), "< 0.3"),
+        Experiment("MemoryChain-bsuite (20), R2D2", "r2d2_memory_chain_20", (), ">= 0.95"),
+        Experiment("Breakout-MinAtar, R2D2", "r2d2_breakout_minatar", (), ">= 10"),
+    ),
+    "stored_state": tuple(
+        Experiment(name, "r2d2_memory_chain", (*SHORT_SEQUENCES, *overrides), "none")
+        for name, overrides in (
+            ("stored state, burn-in", (BURN_IN,)),
+            ("stored state", ()),
+            ("zero state, burn-in", (BURN_IN, ZERO_STATE)),
+            ("zero state", (ZERO_STATE,)),
+        )
+    ),
+}
+"""By group: the names of the files that are written."""
 
 
 def run_command(cache: pathlib.Path, *arguments: str) -> tuple[str, float]:
@@ -84,7 +118,7 @@ def train_and_evaluate(experiment: Experiment, seed: int, run_dir: pathlib.Path)
 def table(results: list[dict]) -> str:
     """The results as Markdown, one row per experiment."""
     lines = [
-        "| environment, network | goal | return, mean of 128 episodes, by seed "
+        "| environment, agent or network | goal | return, mean of 128 episodes, by seed "
         "| env_steps | launch to trained, s |",
         "|---|---|---|---|---|",
     ]
@@ -104,8 +138,12 @@ def draw(results: list[dict], path: pathlib.Path) -> None:
     import matplotlib.pyplot as plt
 
     names = list(dict.fromkeys(result["experiment"] for result in results))
-    figure, axes = plt.subplots(1, len(names), figsize=(3.6 * len(names), 2.9), squeeze=False)
-    for axis, name in zip(axes[0], names, strict=True):
+    columns = min(len(names), 4)
+    rows = -(-len(names) // columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(3.6 * columns, 2.9 * rows), squeeze=False)
+    for axis in axes.flat[len(names) :]:
+        axis.remove()
+    for axis, name in zip(axes.flat, names, strict=False):
         for row in (result for result in results if result["experiment"] == name):
             axis.plot(*zip(*row["curve"], strict=True), label=f"seed {row['seed']}", linewidth=1.2)
         axis.set_title(name, fontsize=9)
@@ -123,6 +161,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=(__doc__ or "").partition("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
+    parser.add_argument("group", choices=EXPERIMENTS, help="which experiments")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="seeds of each experiment")
     parser.add_argument("--only", help="run only experiments whose name contains this")
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "docs" / "results", help="where to write")
@@ -130,7 +169,7 @@ def main() -> None:
 
     results = []
     with tempfile.TemporaryDirectory() as scratch:
-        for index, experiment in enumerate(EXPERIMENTS):
+        for index, experiment in enumerate(EXPERIMENTS[arguments.group]):
             if arguments.only and arguments.only not in experiment.name:
                 continue
             for seed in arguments.seeds:
@@ -144,9 +183,9 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     machine = f"{platform.machine()}, {platform.python_implementation()} {platform.python_version()}"
     record = {"machine": machine, "results": results}
-    (arguments.out / "spine.json").write_text(json.dumps(record, indent=1) + "\n")
-    (arguments.out / "spine.md").write_text(table(results))
-    draw(results, arguments.out / "spine.png")
+    (arguments.out / f"{arguments.group}.json").write_text(json.dumps(record, indent=1) + "\n")
+    (arguments.out / f"{arguments.group}.md").write_text(table(results))
+    draw(results, arguments.out / f"{arguments.group}.png")
     print(table(results))
 
 

@@ -7,7 +7,7 @@ import pathlib
 import sys
 
 from zerocopy_seed.config import Config, EnvConfig, NetworkConfig, VTraceConfig
-from zerocopy_seed.config_file import validate
+from zerocopy_seed.config_checks import validate
 from zerocopy_seed.loops.evaluate import evaluate_run
 from zerocopy_seed.loops.train import train
 

@@ -39,4 +39,4 @@ def read_checkpoint(config, run_dir, step=None):
     agent = make_agent(config.agent, config.network, environment.spec, num_slots=config.env.num_envs)
     types = jax.eval_shape(lambda: init_train_state(agent, environment, config.seed, config.env.num_envs))
     with Checkpointer(run_dir / "checkpoints") as saves:
-        return restore_train_state(saves, agent, types, step)
+        return restore_train_state(saves, types, step)

@@ -428,3 +428,25 @@ def test_restored_onto_more_devices_and_back(tmp_path):
     assert (process.returncode, output) == (0, ("", ""))
     step, restored = Checkpointer(tmp_path).restore("loop", abstract(loop))
     assert step == 2 and tree_sha256(restored) == tree_sha256(loop)
+
+
+def test_an_item_may_be_absent_where_that_is_said(tmp_path, warned):
+    items = make_items(1)
+    some, whole = {"acting": items["acting"]}, {name: items[name] for name in ("acting", "loop")}
+    with Checkpointer(tmp_path, warn=warned.append) as saves:
+        saves.save(1, whole)
+        saves.save(2, some)
+        for step in (None, 2):
+            found, restored = saves.restore(abstract(whole), step=step, optional=("loop",))
+            assert (found, set(restored)) == (2, {"acting"})
+            with pytest.raises(UserError, match="expected an item named loop, found acting"):
+                saves.restore(abstract(whole), step=step)
+        assert set(saves.restore(abstract(whole), step=1, optional=("loop",))[1]) == {"acting", "loop"}
+        # What is there must be whole, though it might have been absent.
+        saves.save(3, whole)
+        saves.wait()
+        for path in (tmp_path / "3" / "loop").rglob("*"):
+            if path.is_file():
+                flip_bit(path)
+        assert saves.restore(abstract(whole), optional=("loop",))[0] == 2
+    assert len(warned) == 1 and "checkpoint 3 is damaged" in warned[0]

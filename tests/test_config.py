@@ -1,5 +1,6 @@
 """Configuration: what is refused, how it is named, and that it survives being written down."""
 
+import argparse
 import dataclasses
 import math
 import pathlib
@@ -15,20 +16,24 @@ from zerocopy_seed.config import (
     Config,
     DevicesConfig,
     EnvConfig,
+    LearningConfig,
     MetricsConfig,
     NetworkConfig,
+    R2D2Config,
     VTraceConfig,
 )
+from zerocopy_seed.config_checks import validate
 from zerocopy_seed.config_file import (
     dump_config,
     load_config,
     load_run_config,
     refuse_changed_mathematics,
     resume_differences,
-    validate,
 )
+from zerocopy_seed.config_flags import add_flags
 from zerocopy_seed.config_keys import keys
 from zerocopy_seed.config_tables import structure
+from zerocopy_seed.replay import Layout
 
 MINIMAL = 'total_env_steps = 1000\n[env]\nname = "gymnax:CartPole-v1"\n'
 BASE = Config(env=EnvConfig(name="gymnax:CartPole-v1"), total_env_steps=1000)
@@ -106,6 +111,26 @@ def test_every_key_of_the_design_reaches_its_field(load):
         ("[agent]\nadaptive_entropy = 1", ("agent.adaptive_entropy", "true or false", "found 1")),
         ('[agent]\nadaptive_entropy = "True"', ("agent.adaptive_entropy", "write true without quotes")),
         ('[agent]\nname = "vtrac"', ("agent.name", "'vtrace'", "'vtrac'", "did you mean vtrace?")),
+        (
+            "[agent]\nn_step = 3",
+            (
+                "agent.n_step",
+                "experiment.toml",
+                "agent.name = 'vtrace'",
+                "one of agent.name = 'r2d2'",
+                "choose r2d2",
+            ),
+        ),
+        ('[agent]\nname = "r2d2"\nn_stp = 3', ("agent.n_stp", "did you mean n_step?")),
+        (
+            '[checkpoint]\nreplay = "false"',
+            ("checkpoint.replay", "'auto' or true or false", "false without quotes"),
+        ),
+        ('[checkpoint]\nreplay = "True"', ("checkpoint.replay", "found 'True'; write true without quotes")),
+        ("[checkpoint]\nreplay = 0", ("checkpoint.replay", "found 0; write false")),
+        ("[checkpoint]\nreplay = 1", ("checkpoint.replay", "found 1; write true")),
+        ('[checkpoint]\nreplay = "atuo"', ("checkpoint.replay", "did you mean auto?")),
+        ("[checkpoint]\nreplay = 2.0", ("checkpoint.replay", "found 2.0")),
         ('[network]\ntorso = "mpl"', ("network.torso", "'mlp' or 'minatar_conv'", "did you mean mlp?")),
         ("[network]\nhidden_sizes = 64", ("network.hidden_sizes", "a list of integers", "64")),
         ("[network]\nhidden_sizes = [64, 1.5]", ("network.hidden_sizes", "[1]", "an integer", "1.5")),
@@ -171,6 +196,30 @@ def test_flags_win_over_the_file_and_the_last_over_the_first(load):
     assert config.agent == VTraceConfig(learning_rate=2.0, baseline_cost=0.25)
 
 
+def test_flags_of_the_agent_that_the_file_or_a_flag_names(load):
+    in_file = load(
+        MINIMAL + '[agent]\nname = "r2d2"\nburn_in = 4', "--agent.n-step", "3", "--agent.dueling=false"
+    )
+    assert in_file.agent == R2D2Config(burn_in=4, n_step=3, dueling=False)
+    by_flag = load(
+        MINIMAL, "--agent.unroll-length", "16", "--agent.name", "r2d2", "--agent.eval-epsilon", "0"
+    )
+    assert by_flag.agent == R2D2Config(unroll_length=16, eval_epsilon=0.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "word", "value"),
+    [("true", "True", True), ("false", "false", False), ('"auto"', "auto", "auto")],
+)
+def test_a_choice_between_a_word_and_booleans(load, text, word, value):
+    for config in (
+        load(MINIMAL + f"[checkpoint]\nreplay = {text}"),
+        load(MINIMAL, "--checkpoint.replay", word),
+    ):
+        assert config.checkpoint == CheckpointConfig(replay=value)
+        assert type(config.checkpoint.replay) is type(value)
+
+
 def test_flags_supply_what_the_file_lacks(load):
     assert load("", "--env.name", "gymnax:CartPole-v1", "--total-env-steps", "1000") == BASE
 
@@ -215,6 +264,12 @@ def test_nested_free_form_setting(load):
         (("--env", "CartPole"), ("--env", "a table", "CartPole")),
         (("--env.settings", "3"), ("--env.settings", "a table", "3")),
         (("seed", "1"), ("seed", "a flag")),
+        (("--agent.n-step", "3"), ("--agent.n-step", "agent.name = 'vtrace'", "--agent.name r2d2")),
+        (("--agent.name", "r2d2", "--agent.clip-c", "1"), ("--agent.clip-c", "'r2d2'", "choose vtrace")),
+        (("--n-step", "3"), ("--n-step", "did you mean agent.n_step?")),
+        (("--checkpoint.replay", '"false"'), ("--checkpoint.replay", "write false without quotes")),
+        (("--checkpoint.replay", "0"), ("--checkpoint.replay", "found '0'; write false")),
+        (("--checkpoint.replay",), ("--checkpoint.replay", "'auto' or true or false", "nothing")),
     ],
 )
 def test_wrong_flag_is_named_as_typed(load, flags, words):
@@ -295,6 +350,113 @@ def test_indivisible(config, words):
     assert [word for word in words if word not in message] == []
 
 
+def r2d2(num_envs=4, core: Literal["none", "lstm", "gru"] = "none", frame_stack=1, **settings):
+    """Sequences of 8, 4 slots with rings of 16 rows."""
+    small = {"unroll_length": 4, "period": 4, "sequence_length": 8, "replay_capacity": 16, "min_replay": 4}
+    return dataclasses.replace(
+        BASE,
+        env=EnvConfig("a:b", num_envs=num_envs),
+        agent=R2D2Config(**{**small, "batch_size": 4, **settings}),
+        network=NetworkConfig(core=core, frame_stack=frame_stack),
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (r2d2(num_envs=6, num_shards=4), ("env.num_envs", "agent.num_shards = 4", "found 6", "use 4 or 8")),
+        (r2d2(batch_size=6, num_shards=4), ("agent.batch_size", "agent.num_shards = 4", "found 6")),
+        (r2d2(period=6), ("agent.period", "divisor of agent.unroll_length = 4", "found 6", "use 1 or 4")),
+        (
+            r2d2(period=2, core="gru"),
+            ("agent.period", "unroll_length = 4 with network.core = 'gru'", "use 4"),
+        ),
+        (r2d2(period=6, core="lstm"), ("agent.period", "multiple of agent.unroll_length = 4", "use 8")),
+        (r2d2(min_replay=17), ("agent.min_replay", "at most agent.replay_capacity = 16", "found 17")),
+        # a ring has 16 rows; a sequence, the step after it and an unroll need 13
+        (
+            r2d2(burn_in=4),
+            ("agent.replay_capacity", "room for 17 steps", "env.num_envs = 4", "keeps 16", "use 20"),
+        ),
+        (r2d2(look_ahead=4), ("agent.replay_capacity", "room for 17 steps")),
+        (r2d2(frame_stack=5), ("agent.replay_capacity", "room for 17 steps", "frames stacked", "use 20")),
+        (r2d2(replay_capacity=12), ("agent.replay_capacity", "room for 13 steps", "keeps 12", "use 16")),
+        # of the 4 sequences of a slot, 8 rows long, one or two are always incomplete
+        (r2d2(min_replay=9), ("agent.min_replay", "at most 8", "replay_capacity = 16", "found 9")),
+        (
+            r2d2(num_envs=1, batch_size=1, period=4096, replay_capacity=2**20),
+            ("agent.replay_capacity", "at most 1073741824 steps", "keeps 4294967296", "use at most 262144"),
+        ),
+        (
+            r2d2(num_envs=2**21, batch_size=4, period=1, replay_capacity=2**31 - 1),
+            ("agent.replay_capacity", "keeps 1024 of each", "int32", f"use at most {2**21 * 512}"),
+        ),
+    ],
+)
+def test_r2d2_settings_that_do_not_fit_each_other(config, words):
+    message = refusal(validate, config)
+    assert [word for word in words if word not in message] == []
+
+
+def test_r2d2_settings_that_fit():
+    validate(dataclasses.replace(BASE, agent=R2D2Config()))
+    for config in (
+        r2d2(min_replay=8),
+        r2d2(period=8, replay_capacity=8, min_replay=4, core="lstm"),
+        r2d2(period=1, replay_capacity=64),
+        r2d2(frame_stack=4),
+        r2d2(num_shards=4),
+        r2d2(sequence_length=1, look_ahead=2, period=1, replay_capacity=31, min_replay=16),
+        r2d2(num_envs=1, batch_size=1, period=4096, replay_capacity=2**18),
+    ):
+        validate(config)
+
+
+def test_the_ring_holds_whole_unrolls():
+    assert R2D2Config(replay_capacity=10, period=3, unroll_length=6).ring_rows(4) == 12
+    assert R2D2Config(replay_capacity=13, period=3, unroll_length=6).ring_rows(4) == 12
+    assert R2D2Config(replay_capacity=13, period=6, unroll_length=3).ring_rows(4) == 24
+    assert R2D2Config(burn_in=2, sequence_length=3, look_ahead=4).window_length == 9
+    for unroll_length, period in ((4, 4), (6, 3), (3, 6), (8, 1), (1, 8)):
+        for capacity in range(1, 40):
+            agent = R2D2Config(unroll_length=unroll_length, period=period, replay_capacity=capacity)
+            layout = Layout(unroll_length, 1, period, 0, min_starts=-(-capacity // 4))
+            assert agent.ring_rows(4) == layout.ring_length
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    unroll=st.integers(1, 6), ratio=st.integers(1, 4), divides=st.booleans(), length=st.integers(1, 12),
+    capacity=st.integers(1, 40), frame_stack=st.integers(1, 4),
+)  # fmt: skip
+def test_min_replay_can_be_reached_and_kept(unroll, ratio, divides, length, capacity, frame_stack):
+    unroll, period = (unroll * ratio, unroll) if divides else (unroll, unroll * ratio)
+
+    def config(min_replay):
+        return r2d2(
+            num_envs=1, batch_size=1, frame_stack=frame_stack, unroll_length=unroll, period=period,
+            sequence_length=length, replay_capacity=capacity, min_replay=min_replay,
+        )  # fmt: skip
+
+    rows = R2D2Config(unroll_length=unroll, period=period, replay_capacity=capacity).ring_rows(1)
+    first_full = rows + length * period
+    fewest = min(
+        sum(
+            start % period == 0 and written - rows <= start - (frame_stack - 1) and start + length < written
+            for start in range(written)
+        )
+        for written in range(first_full - first_full % unroll, first_full + unroll * period + 1, unroll)
+    )
+    for min_replay in range(1, capacity + 2):
+        try:
+            validate(config(min_replay))
+        except UserError:
+            right = min_replay > min(fewest, capacity) or rows < length + unroll + frame_stack
+            assert right, (min_replay, fewest, rows)
+        else:
+            assert min_replay <= fewest
+
+
 def test_divisible_counts_pass():
     validate(
         dataclasses.replace(
@@ -338,6 +500,14 @@ def test_a_dumped_configuration_reloads_equal(tmp_path_factory, free_form, rate,
     assert load_config(path) == config
 
 
+@pytest.mark.parametrize("replay", ["auto", True, False])
+def test_a_dumped_r2d2_configuration_reloads_equal(tmp_path, replay):
+    agent = R2D2Config(burn_in=3, dueling=False, start_state="zero", sampling="uniform")
+    config = dataclasses.replace(BASE, agent=agent, checkpoint=CheckpointConfig(replay=replay))
+    (tmp_path / "dumped.toml").write_text(dump_config(config), encoding="utf-8")
+    assert load_config(tmp_path / "dumped.toml") == config
+
+
 def test_run_config_is_found_and_overridden(tmp_path: pathlib.Path):
     (tmp_path / "config.toml").write_text(dump_config(BASE))
     assert load_run_config(tmp_path) == BASE
@@ -351,7 +521,7 @@ def test_resume_may_change_what_leaves_the_mathematics_alone():
     new = dataclasses.replace(
         BASE,
         total_env_steps=2000,
-        checkpoint=CheckpointConfig(every_s=1.0, max_to_keep=1),
+        checkpoint=CheckpointConfig(every_s=1.0, max_to_keep=1, replay=False),
         metrics=MetricsConfig(every_env_steps=5, tensorboard=False),
         devices=DevicesConfig(num_devices=8),
     )
@@ -379,20 +549,29 @@ def test_resume_refuses_the_rest_by_name():
     assert [word for word in ("agent.discount", "0.99", "0.5") if word not in message] == []
 
 
-def test_resume_compares_every_key():
+def test_resume_as_another_agent_is_refused_by_its_name():
+    message = refusal(
+        refuse_changed_mathematics, BASE, dataclasses.replace(BASE, agent=R2D2Config(discount=0.5))
+    )
+    assert message.startswith("agent.name: expected 'vtrace'") and "found 'r2d2'" in message
+
+
+@pytest.mark.parametrize("agent", [VTraceConfig(), R2D2Config()])
+def test_resume_compares_every_key(agent):
+    base = dataclasses.replace(BASE, agent=agent)
     free = {"total_env_steps", "checkpoint", "metrics", "devices"}
-    for key in keys(Config, BASE):
+    for key in keys(Config, base):
         section, _, name = key.path.rpartition(".")
         other = {"changed": 1} if isinstance(key.value, dict) else "changed"
         path = f"{key.path}.changed" if isinstance(key.value, dict) else key.path
         if section:
             changed = dataclasses.replace(
-                BASE, **{section: dataclasses.replace(getattr(BASE, section), **{name: other})}
+                base, **{section: dataclasses.replace(getattr(base, section), **{name: other})}
             )
         else:
-            changed = dataclasses.replace(BASE, **{name: other})
+            changed = dataclasses.replace(base, **{name: other})
         expected = [] if key.path.split(".")[0] in free else [path]
-        assert [path for path, _, _ in resume_differences(BASE, changed)] == expected
+        assert [path for path, _, _ in resume_differences(base, changed)] == expected
 
 
 # The schema itself.
@@ -402,6 +581,42 @@ def test_every_key_has_help_and_every_number_a_range():
     for key in keys(Config):
         assert key.doc, key.path
         assert key.kind not in (int, float), f"{key.path} has no range"
+
+
+def test_keys_of_all_agents_come_once():
+    found = list(keys(Config))
+    paths = [key.path for key in found]
+    assert len(paths) == len(set(paths))
+    for agent in (VTraceConfig, R2D2Config):
+        config = dataclasses.replace(BASE, agent=agent())
+        of_one = [key for key in keys(Config, config) if key.path.startswith("agent.")]
+        assert {key.path for key in of_one} <= set(paths) and all(key.doc for key in of_one)
+        assert {key.owner for key in of_one} == {agent}
+    owners = {key.path: key.owner for key in found}
+    assert owners["agent.discount"] is owners["agent.name"] is LearningConfig
+    assert owners["agent.clip_rho"] is VTraceConfig and owners["agent.n_step"] is R2D2Config
+    (name,) = [key for key in found if key.path == "agent.name"]
+    assert name.kind == Literal["vtrace", "r2d2"]
+
+
+def help_of(config):
+    parser = argparse.ArgumentParser(usage="")
+    add_flags(parser, config)
+    return " ".join(parser.format_help().split())
+
+
+def test_help_lists_both_agents_or_the_one_of_the_file():
+    both = help_of(None)
+    for text in (
+        "agent: What every agent has", "agent (name = vtrace): V-trace", "agent (name = r2d2): Recurrent",
+        "--agent.name {vtrace,r2d2}", "--agent.clip-rho FLOAT", "--checkpoint.replay {auto,true,false}",
+    ):  # fmt: skip
+        assert both.count(text) == 1, text
+    assert both.count("--agent.discount FLOAT") == both.count("--agent.n-step INT") == 1
+    one = help_of(dataclasses.replace(BASE, agent=R2D2Config(n_step=7)))
+    assert "agent: Recurrent replayed Q-learning" in one and "(default: 7)" in one
+    assert "--agent.clip-rho" not in one and "name = " not in one
+    assert one.count("--agent.discount FLOAT") == 1
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,6 +22,7 @@ from zerocopy_seed.config import NetworkConfig
 from zerocopy_seed.networks import NetworkInput, NetworkOutput, make_network
 from zerocopy_seed.networks.conv import Conv
 from zerocopy_seed.networks.core import GRU, LSTM
+from zerocopy_seed.ops.collectives import local_copy
 
 VECTOR = EnvironmentSpec(ArraySpec((4,), np.float32), DiscreteAction(3))
 PICTURE = EnvironmentSpec(ArraySpec((10, 10, 4), np.bool_), DiscreteAction(6))
@@ -76,6 +77,23 @@ def test_the_default_network():
     policy, value = (x @ heads[name]["kernel"] + heads[name]["bias"] for name in ("policy", "value"))
     np.testing.assert_allclose(output.policy, policy, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(output.value, value[..., 0], rtol=1e-4, atol=1e-5)
+
+
+def test_each_head_has_hidden_layers_of_its_own():
+    config = NetworkConfig(hidden_sizes=(), head_hidden_sizes=(6, 5), activation="silu")
+    network = make_network(config, VECTOR)
+    inputs = make_inputs(normal(2, B, 4))
+    variables, core = init(network, inputs)
+    output, _ = network.apply(variables, inputs, core)
+    heads = jax.tree.map(np.asarray, variables["params"]["heads"])
+    for name, found in (("policy", output.policy), ("value", output.value[..., None])):
+        x = np.asarray(inputs.observation)
+        for layer in (heads[f"{name}_dense_0"], heads[f"{name}_dense_1"]):
+            x = x @ layer["kernel"] + layer["bias"]
+            x = x / (1 + np.exp(-x))
+        expected = x @ heads[name]["kernel"] + heads[name]["bias"]
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    assert len(heads) == 6
 
 
 def test_initial_weights():
@@ -155,6 +173,7 @@ def test_last_action_and_reward_join_the_features():
     [
         ((3, 3), (1, 1), "VALID"),
         ((8, 8), (4, 4), "VALID"),
+        ((4, 4), (2, 2), "VALID"),
         ((4, 3), (2, 1), "SAME"),
     ],
 )
@@ -196,6 +215,27 @@ def test_the_minatar_network_agrees_both_ways():
         results.append(loss(variables))
     for a, b in zip(*map(jax.tree.leaves, results), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_the_nature_network_is_its_convolutions_one_after_another():
+    spec = EnvironmentSpec(ArraySpec((40, 36), np.uint8), DiscreteAction(3))
+    network = make_network(NetworkConfig(torso="nature_conv", hidden_sizes=(5,), frame_stack=2), spec)
+    rng = np.random.default_rng(0)
+    picture = rng.integers(0, 256, (1, 2, 40, 36, 2), np.uint8)
+    variables, _ = init(network, make_inputs(picture))
+    variables = jax.tree.map(lambda x: 0.1 * x, variables)
+    torso = variables["params"]["torso"]
+    x = picture[0].astype(np.float32) / 255
+    for name, stride in (("conv_0", 4), ("conv_0_1", 2), ("conv_0_2", 1)):
+        layer = jax.tree.map(np.asarray, torso[name])
+        size = len(layer["kernel"])
+        windows = np.lib.stride_tricks.sliding_window_view(x, (size, size), (1, 2))[:, ::stride, ::stride]
+        x = np.tanh(np.einsum("nhwcij,ijcf->nhwf", windows, layer["kernel"]) + layer["bias"])
+    assert x.shape == (2, 1, 1, 64) and torso["conv_0_1"]["kernel"].shape == (4, 4, 32, 64)
+    features = jax.jit(network.torso.apply)({"params": torso}, picture[0])
+    dense = jax.tree.map(np.asarray, torso["dense_0"])
+    expected = np.tanh(x.reshape(2, -1) @ dense["kernel"] + dense["bias"])
+    np.testing.assert_allclose(features, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_pictures_and_vectors_together():
@@ -241,6 +281,40 @@ def test_cores_agree_with_flax(core):
 
 
 @pytest.mark.parametrize("core", ["lstm", "gru"])
+def test_gradients_are_those_of_steps_one_by_one(core):
+    core = {"lstm": LSTM, "gru": GRU}[core](7, nn.initializers.lecun_normal())
+    x, first = (
+        normal(T, B, 5),
+        jnp.zeros((T, B), bool).at[0, 1].set(True).at[3, 0].set(True).at[5, 2].set(True),
+    )
+    carry = jax.tree.map(lambda c: normal(*c.shape, seed=3), core.initial_carry(B))
+    variables = fill(jax.eval_shape(core.init, make_key(), x, first, carry))
+    weights = normal(T, B, 7, seed=4)
+
+    def whole(variables, x, carry):
+        return core.apply(variables, x, first, carry)
+
+    def one_by_one(variables, x, carry):
+        # A single step is differentiated as it stands.
+        def step(carry, row):
+            output, carry = core.apply(variables, row[0][None], row[1][None], carry)
+            return carry, output[0]
+
+        carry, outputs = jax.lax.scan(step, carry, (x, first))
+        return outputs, carry
+
+    def gradients(unroll):
+        def loss(*arguments):
+            outputs, carry = unroll(*arguments)
+            return jnp.sum(outputs * weights) + sum(jnp.sum(c**2) for c in jax.tree.leaves(carry))
+
+        return jax.jit(jax.value_and_grad(loss, (0, 1, 2)))(variables, x, carry)
+
+    for a, b in zip(*map(jax.tree.leaves, (gradients(whole), gradients(one_by_one))), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("core", ["lstm", "gru"])
 def test_the_core_is_reset_in_the_middle_of_a_sequence(core):
     network = make_network(NetworkConfig(hidden_sizes=(8,), core=core, core_size=8), VECTOR)
     first = jnp.zeros((T, B), bool).at[3, 0].set(True)
@@ -276,7 +350,7 @@ def test_one_step_needs_no_scan():
 def test_networks_run_under_vmap_over_seeds_and_in_shard_map(core):
     config = NetworkConfig(hidden_sizes=(8,), core=core, core_size=8, use_last_action=True)
     network = make_network(config, VECTOR)
-    inputs = make_inputs(normal(T, B, 4), first=jnp.zeros((T, B), bool).at[2, 1].set(True))
+    inputs = make_inputs(normal(T, 4, 4), first=jnp.zeros((T, 4), bool).at[2, 1].set(True))
     variables, _ = init(network, inputs)
 
     def loss(variables, inputs):
@@ -284,24 +358,36 @@ def test_networks_run_under_vmap_over_seeds_and_in_shard_map(core):
         return jnp.sum(output.value**2) + jnp.sum(output.policy[..., 0])
 
     expected = jax.jit(jax.grad(loss))(variables, inputs)
-    mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
+    mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
     along_batch = jax.tree.map(lambda _: PartitionSpec(None, "data"), inputs)
     sharded = jax.jit(
         jax.shard_map(
             jax.grad(loss), mesh=mesh, in_specs=(PartitionSpec(), along_batch), out_specs=PartitionSpec()
         )
     )(variables, inputs)
+    # With copies of its own each device's gradients are local, and summed by hand.
+    own = jax.jit(
+        jax.shard_map(
+            lambda v, i: jax.lax.psum(jax.grad(loss)(local_copy(v, "data"), i), "data"),
+            mesh=mesh,
+            in_specs=(PartitionSpec(), along_batch),
+            out_specs=PartitionSpec(),
+        )
+    )(variables, inputs)
     both = jax.tree.map(lambda a, b: jnp.stack([a, b]), variables, fill(variables, seed=1))
     stacked = jax.jit(jax.vmap(jax.grad(loss), (0, None)))(both, inputs)
-    for a, b, c in zip(*map(jax.tree.leaves, (expected, sharded, stacked)), strict=True):
+    for a, b, c, d in zip(*map(jax.tree.leaves, (expected, sharded, own, stacked)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(a, c[0], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(a, c, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(a, d[0], rtol=1e-4, atol=1e-5)
 
 
 def test_heads_of_another_agent_fit_in():
     class Heads(nn.Module):
         num_policy_params: int
         scaled_init: object
+        hidden_sizes: tuple
+        activation: object
 
         @nn.compact
         def __call__(self, features, mask):
@@ -320,6 +406,9 @@ def test_specs_that_do_not_fit_are_refused():
     small = EnvironmentSpec({"eye": ArraySpec((2, 9, 1), np.float32)}, DiscreteAction(2))
     with pytest.raises(UserError, match=r"3 x 3.*observation\['eye'\] \(2, 9, 1\)"):
         make_network(conv, small)
+    narrow = EnvironmentSpec(ArraySpec((84, 35, 1), np.uint8), DiscreteAction(2))
+    with pytest.raises(UserError, match=r"nature_conv.*36 x 36.*\(84, 35, 1\)"):
+        make_network(NetworkConfig(torso="nature_conv"), narrow)
     with pytest.raises(UserError, match="BoundedAction"):
         make_network(NetworkConfig(), EnvironmentSpec(VECTOR.observation, BoundedAction((2,))))
     mask = {"x": VECTOR.observation, "action_mask": ArraySpec((2,), np.bool_)}

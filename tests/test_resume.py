@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +16,14 @@ from small_runs import CATCH, LSTM, read_checkpoint
 
 from zerocopy_seed.agents import make_agent
 from zerocopy_seed.checkpoint import Checkpointer
+from zerocopy_seed.config import R2D2Config
 from zerocopy_seed.config_file import dump_config
 from zerocopy_seed.leaves import tree_sha256
 from zerocopy_seed.loops import train as train_module
 from zerocopy_seed.loops.environments import make_environment
 from zerocopy_seed.loops.evaluate import evaluate_run
 from zerocopy_seed.loops.on_device import (
+    TrainState,
     init_train_state,
     make_dispatch,
     make_update,
@@ -29,6 +33,7 @@ from zerocopy_seed.loops.on_device import (
 from zerocopy_seed.loops.run_checkpoint import checkpoint_items, restore_train_state
 from zerocopy_seed.loops.train import train
 from zerocopy_seed.metrics import read_metrics
+from zerocopy_seed.types import Agent
 
 # Shuffled minibatches and Adam: whatever the learner remembers is needed to go on.
 CONFIG = dataclasses.replace(
@@ -109,7 +114,7 @@ def test_ten_updates_are_five_restored_and_five_more(tmp_path, optimizer):
     half, _ = dispatch(state, make_window(num_metrics), jnp.int32(5))
     with Checkpointer(tmp_path) as saves:
         saves.save(5, checkpoint_items(agent, half))
-        _, restored = restore_train_state(saves, agent, jax.eval_shape(lambda: state))
+        _, restored = restore_train_state(saves, jax.eval_shape(lambda: state))
     resumed, _ = dispatch(restored, make_window(num_metrics), jnp.int32(5))
     assert tree_sha256(resumed) == tree_sha256(straight)
 
@@ -117,6 +122,112 @@ def test_ten_updates_are_five_restored_and_five_more(tmp_path, optimizer):
     forgetful = restored._replace(learner=restored.learner._replace(opt_state=state.learner.opt_state))
     forgot, _ = dispatch(forgetful, make_window(num_metrics), jnp.int32(5))
     assert tree_sha256(forgot.learner.params) != tree_sha256(straight.learner.params)
+
+
+R2D2 = dataclasses.replace(
+    CATCH,
+    network=LSTM,
+    agent=R2D2Config(
+        unroll_length=4, period=4, sequence_length=8, replay_capacity=32, min_replay=12,
+        batch_size=4, target_update_period=3, learning_rate=1e-2,
+    ),
+)  # fmt: skip
+"""Every unroll completes a sequence of each of 4 slots, from the third on; a ring holds 8 unrolls."""
+
+
+class R2D2Run(NamedTuple):
+    agent: Agent
+    begin: TrainState
+    advance: Callable[[TrainState, int], TrainState]
+
+
+@pytest.fixture(scope="module")
+def r2d2():
+    environment = make_environment(R2D2.env)
+    agent = make_agent(R2D2.agent, R2D2.network, environment.spec, num_slots=R2D2.env.num_envs)
+    state = jax.jit(lambda: init_train_state(agent, environment, 3, R2D2.env.num_envs))()
+    update = make_update(agent, environment, R2D2.agent.unroll_length)
+    names = metric_names(update, state)
+    dispatch = jax.jit(make_dispatch(update, names))
+    return R2D2Run(agent, state, lambda state, n: dispatch(state, make_window(len(names)), jnp.int32(n))[0])
+
+
+def test_a_replay_that_was_saved_goes_on_bit_for_bit(r2d2, tmp_path):
+    half, straight = r2d2.advance(r2d2.begin, 14), r2d2.advance(r2d2.begin, 22)
+    with Checkpointer(tmp_path) as saves:
+        saves.save(14, checkpoint_items(r2d2.agent, half))
+        _, restored = restore_train_state(saves, jax.eval_shape(lambda: half))
+    assert tree_sha256(restored) == tree_sha256(half)
+    resumed = r2d2.advance(restored, 8)
+    assert tree_sha256(resumed) == tree_sha256(straight)
+    assert tree_sha256(half.learner.params) != tree_sha256(r2d2.begin.learner.params)
+
+    # The comparison sees lost priorities.
+    masses = half.learner.replay.masses
+    evened = half.learner.replay._replace(
+        masses=jax.tree.map(lambda sums: (sums > 0).astype(jnp.float32), masses)
+    )
+    forgot = r2d2.advance(restored._replace(learner=restored.learner._replace(replay=evened)), 8)
+    assert tree_sha256(forgot.learner.params) != tree_sha256(straight.learner.params)
+
+
+def test_a_replay_that_was_left_out_is_refilled_before_learning_goes_on(r2d2, tmp_path):
+    half = r2d2.advance(r2d2.begin, 14)
+    with Checkpointer(tmp_path) as saves:
+        saves.save(14, checkpoint_items(r2d2.agent, half, replay=False))
+        with pytest.warns(UserWarning, match="checkpoint 14 holds no replay"):
+            _, state = restore_train_state(saves, jax.eval_shape(lambda: half))
+    assert not any(leaf.any() for leaf in jax.tree.leaves(state.learner.replay))
+    assert tree_sha256(state._replace(learner=state.learner._replace(replay=()))) == tree_sha256(
+        half._replace(learner=half.learner._replace(replay=()))
+    )
+    learned = [tree_sha256((half.learner.params, half.learner.opt_state, half.learner.target))]
+    for _ in range(6):
+        state = r2d2.advance(state, 1)
+        learned.append(tree_sha256((state.learner.params, state.learner.opt_state, state.learner.target)))
+    # 12 sequences are whole after 5 unrolls.
+    assert len(set(learned[:5])) == 1
+    assert len(set(learned[4:])) == 3
+
+
+class Compiled(Exception):
+    """Carries what was to be trained."""
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_resume_takes_the_replay_that_is_there_whatever_is_saved_next(
+    r2d2, tmp_path, monkeypatch, capsys, saved
+):
+    state = r2d2.advance(r2d2.begin, 14)
+    config = dataclasses.replace(R2D2, checkpoint=dataclasses.replace(R2D2.checkpoint, replay=not saved))
+    (tmp_path / "config.toml").write_text(dump_config(config))
+    with Checkpointer(tmp_path / "checkpoints") as saves:
+        saves.save(14, checkpoint_items(r2d2.agent, state, replay=saved))
+
+    def compile_nothing(*arguments):
+        raise Compiled(arguments)
+
+    monkeypatch.setattr(train_module, "_compile", compile_nothing)
+    with pytest.raises(Compiled) as caught:
+        train(config, tmp_path, resume=True)
+    (found,) = (argument for argument in caught.value.args[0] if isinstance(argument, TrainState))
+    replay = found.learner.replay
+    assert tree_sha256(found.learner.params) == tree_sha256(state.learner.params)
+    assert (tree_sha256(replay) == tree_sha256(state.learner.replay)) is saved
+    assert any(leaf.any() for leaf in jax.tree.leaves(replay)) is saved
+    assert ("checkpoint 14 holds no replay" in capsys.readouterr().out) is not saved
+
+
+@pytest.mark.slow
+def test_r2d2_trains_without_saving_its_replay_and_goes_on(tmp_path, capsys):
+    config = dataclasses.replace(R2D2, checkpoint=dataclasses.replace(R2D2.checkpoint, replay=False))
+    assert train(config, tmp_path) == 0
+    assert train(dataclasses.replace(config, total_env_steps=600), tmp_path, resume=True) == 0
+    assert capsys.readouterr().out.count("holds no replay") == 1
+    items = {path.name for step in (tmp_path / "checkpoints").iterdir() for path in step.iterdir()}
+    assert "replay" not in items and {"acting", "learner", "loop"} < items
+    with pytest.warns(UserWarning, match="holds no replay"):
+        assert read_checkpoint(config, tmp_path)[0] >= 600
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])

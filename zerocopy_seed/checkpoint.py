@@ -21,7 +21,7 @@ import re
 import shutil
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, overload
 
@@ -160,10 +160,12 @@ class Checkpointer:
 
     @overload
     def restore(
-        self, items: Mapping[str, PyTree], *, step: int | None = None
+        self, items: Mapping[str, PyTree], *, step: int | None = None, optional: Collection[str] = ()
     ) -> tuple[int, dict[str, PyTree]]: ...
 
-    def restore(self, items: Any, target: PyTree = None, step: int | None = None) -> tuple[int, Any]:
+    def restore(
+        self, items: Any, target: PyTree = None, step: int | None = None, optional: Collection[str] = ()
+    ) -> tuple[int, Any]:
         """Reads items of one step, after verifying all their files; those of other items are not read.
 
         `restore("acting", target)` gives one tree, `restore({"acting": target, ...})` a dict of them.
@@ -174,6 +176,7 @@ class Checkpointer:
             and where to (a leaf without sharding goes to the first local device).
           step: which one; by default the newest that is intact. Newer ones that are unfinished or damaged
             are passed over, with a warning each.
+          optional: items that a step may lack; the dict then lacks them too.
 
         Returns:
           The step, and a pytree of JAX arrays or item -> such a pytree.
@@ -185,12 +188,14 @@ class Checkpointer:
         self.wait()
         targets = {items: target} if isinstance(items, str) else items
         if step is None:
-            step, restored = self._restore_newest(targets)
+            step, restored = self._restore_newest(targets, optional)
         else:
-            restored = self._restore_step(step, targets)
+            restored = self._restore_step(step, targets, optional)
         return step, restored[items] if isinstance(items, str) else restored
 
-    def _restore_newest(self, targets: Mapping[str, PyTree]) -> tuple[int, dict[str, PyTree]]:
+    def _restore_newest(
+        self, targets: Mapping[str, PyTree], optional: Collection[str]
+    ) -> tuple[int, dict[str, PyTree]]:
         finished = self.steps()
         for unfinished in sorted(self._unfinished(), reverse=True):
             if not finished or unfinished > finished[-1]:
@@ -200,7 +205,7 @@ class Checkpointer:
                 )
         for candidate in reversed(finished):
             try:
-                found = self._verified(candidate, targets)
+                found = self._verified(candidate, targets, optional)
             except manifest.NotIntact as error:
                 self._broken.add(candidate)
                 self._warn(f"checkpoint {candidate} is damaged and skipped: {error}")
@@ -214,7 +219,9 @@ class Checkpointer:
             remedy="restore the files from a copy, or train anew" if listed else "is this the run directory?",
         )
 
-    def _restore_step(self, step: int, targets: Mapping[str, PyTree]) -> dict[str, PyTree]:
+    def _restore_step(
+        self, step: int, targets: Mapping[str, PyTree], optional: Collection[str]
+    ) -> dict[str, PyTree]:
         finished = self.steps()
         if step not in finished:
             raise UserError(
@@ -224,7 +231,7 @@ class Checkpointer:
                 remedy="choose one of those" if finished else "is this the run directory?",
             )
         try:
-            return self._read(step, self._verified(step, targets), targets)
+            return self._read(step, self._verified(step, targets, optional), targets)
         except manifest.NotIntact as error:
             raise UserError(
                 f"checkpoint {step}",
@@ -233,12 +240,16 @@ class Checkpointer:
                 remedy=f"choose another of {', '.join(map(str, finished))}",
             ) from error
 
-    def _verified(self, step: int, targets: Mapping[str, PyTree]) -> dict[str, Any]:
+    def _verified(
+        self, step: int, targets: Mapping[str, PyTree], optional: Collection[str]
+    ) -> dict[str, Any]:
         """The manifest's items, once the files of those in `targets` are as recorded; else `NotIntact`."""
         step_dir = self._directory / str(step)
         items = manifest.read(step_dir, step)
         for item in targets:
             if item not in items:
+                if item in optional:
+                    continue
                 raise UserError(
                     str(step_dir), expected=f"an item named {item}", found=", ".join(items) or "none"
                 )
@@ -246,6 +257,7 @@ class Checkpointer:
         return items
 
     def _read(self, step: int, items: Mapping[str, Any], targets: Mapping[str, PyTree]) -> dict[str, PyTree]:
+        targets = {item: target for item, target in targets.items() if item in items}
         wanted = {}
         for item, target in targets.items():
             wanted[item] = named_leaves(target)

@@ -54,7 +54,7 @@ class EnvConfig:
     name: str
     """`suite:name` (see `zerocopy-seed envs`) or `package.module:factory`."""
     num_envs: Count = 64
-    """Environments stepped at once; also the batch size, in unrolls."""
+    """Environments stepped at once; V-trace's batch size, in unrolls."""
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Passed to the environment."""
 
@@ -136,7 +136,7 @@ class R2D2Config(LearningConfig):
     look_ahead: Natural = 0
     """Rows after those, so that the last trained ones have whole n-step returns; n_step - 1 for DQN."""
     period: Count = 32
-    """Steps between the starts of sequences; with a core a multiple of unroll_length."""
+    """Steps between the starts of sequences; with a core a multiple of unroll_length, else also a divisor."""
     start_state: Literal["stored", "zero"] = "stored"
     """The core's state at a sequence's start: what it was when acting, or zeros."""
     replay_capacity: Count = 10_000
@@ -171,6 +171,16 @@ class R2D2Config(LearningConfig):
     """How far that ladder reaches; 0 gives all slots epsilon_base."""
     eval_epsilon: Fraction = 1e-3
     """Probability of a random action in evaluation; 0 is greedy."""
+
+    @property
+    def window_length(self) -> int:
+        """Transitions of a sequence: burn-in, trained rows, look-ahead."""
+        return self.burn_in + self.sequence_length + self.look_ahead
+
+    def ring_rows(self, num_slots: int) -> int:
+        """Steps that the replay keeps of each slot: room for its share of the sequences, in whole unrolls."""
+        rows = -(-self.replay_capacity // num_slots) * self.period
+        return -(-rows // self.unroll_length) * self.unroll_length
 
 
 AgentConfig = VTraceConfig | R2D2Config

@@ -1,4 +1,4 @@
-"""Reads, checks and writes configuration files. Imports no JAX."""
+"""Reads and writes configuration files. Imports no JAX."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 import tomli_w
 
 from zerocopy_envs.errors import UserError, did_you_mean
-from zerocopy_seed.config import Config, R2D2Config, VTraceConfig
+from zerocopy_seed.config import Config
+from zerocopy_seed.config_checks import validate
 from zerocopy_seed.config_flags import lay_over, read_flags
-from zerocopy_seed.config_keys import keys, range_of
 from zerocopy_seed.config_tables import structure
 
 RUN_CONFIG = "config.toml"
@@ -53,48 +53,14 @@ def dump_config(config: Config) -> str:
     return tomli_w.dumps(dataclasses.asdict(config))
 
 
-def validate(config: Config) -> None:
-    """Refuses values out of range and counts that do not divide each other; the registry checks `env.name`.
-
-    Raises:
-      UserError: naming the key, what was expected and what was found.
-    """
-    for key in keys(Config, config):
-        allowed = range_of(key.kind)
-        for value in key.value if isinstance(key.value, tuple) else (key.value,):
-            if allowed is not None and value not in allowed:
-                raise UserError(key.path, expected=str(allowed), found=str(value))
-    num_envs, agent, num_devices = config.env.num_envs, config.agent, config.devices.num_devices
-    _require_multiple("env.num_envs", num_envs, "devices.num_devices", num_devices)
-    _require_multiple("agent.num_shards", agent.num_shards, "devices.num_devices", num_devices)
-    if isinstance(agent, VTraceConfig):
-        _validate_vtrace(agent, num_envs)
-    else:
-        _validate_r2d2(agent, num_envs)
-
-
-def _validate_vtrace(agent: VTraceConfig, num_envs: int) -> None:
-    if agent.adaptive_entropy and agent.entropy_cost == 0.0:
-        raise UserError(
-            "agent.entropy_cost",
-            expected="more than 0 with agent.adaptive_entropy, which multiplies it",
-            found="0.0",
-        )
-    divisor = agent.num_shards * agent.num_minibatches
-    _require_multiple("env.num_envs", num_envs, "agent.num_shards * agent.num_minibatches", divisor)
-
-
-def _validate_r2d2(agent: R2D2Config, num_envs: int) -> None:
-    _require_multiple("env.num_envs", num_envs, "agent.num_shards", agent.num_shards)
-    _require_multiple("agent.batch_size", agent.batch_size, "agent.num_shards", agent.num_shards)
-
-
 def resume_differences(old: Config, new: Config) -> list[tuple[str, Any, Any]]:
     """(path, old value, new value) of what would alter the mathematics of a run that is resumed."""
     before, after = _flatten(dataclasses.asdict(old)), _flatten(dataclasses.asdict(new))
+    # another agent has other keys, so that its name comes first
+    paths = ("agent.name", *before, *after)
     return [
         (path, before.get(path, "nothing"), after.get(path, "nothing"))
-        for path in dict.fromkeys((*before, *after))
+        for path in dict.fromkeys(paths)
         if path.split(".")[0] not in _FREE_ON_RESUME and before.get(path) != after.get(path)
     ]
 
@@ -131,18 +97,6 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise UserError(str(path), expected="a readable TOML file", found=reason) from None
-
-
-def _require_multiple(subject: str, value: int, divisor_name: str, divisor: int) -> None:
-    if value % divisor:
-        below = value // divisor * divisor
-        remedy = " or ".join(str(right) for right in (below, below + divisor) if right)
-        raise UserError(
-            subject,
-            expected=f"a multiple of {divisor_name} = {divisor}",
-            found=str(value),
-            remedy=f"use {remedy}",
-        )
 
 
 def _flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -12,7 +12,14 @@ from typing import Any, Literal
 
 from zerocopy_envs.errors import UserError
 from zerocopy_seed.config import Config
-from zerocopy_seed.config_keys import Key, dataclass_variants, field_types, keys, without_range
+from zerocopy_seed.config_keys import (
+    Key,
+    dataclass_variants,
+    field_types,
+    keys,
+    variants_by_name,
+    without_range,
+)
 from zerocopy_seed.config_tables import Flag
 
 
@@ -57,25 +64,32 @@ def lay_over(tables: dict[str, Any], flags: Sequence[Flag]) -> dict[str, Any]:
 
 def add_flags(parser: argparse.ArgumentParser, config: Config | None) -> None:
     """Adds every key to a parser's `--help`, with the values of `config`, or the built-in ones without it."""
-    groups = {"": parser.add_argument_group("experiment")}
-    sections = field_types(Config)
+    groups = {Config: parser.add_argument_group("experiment")}
     for key in keys(Config) if config is None else keys(Config, config):
-        section = key.path.rpartition(".")[0]
-        if section not in groups:
-            variants = dataclass_variants(sections[section])
-            described = variants[0] if config is None else type(getattr(config, section))
-            groups[section] = parser.add_argument_group(section, described.__doc__)
+        if key.owner not in groups:
+            groups[key.owner] = parser.add_argument_group(_title(key, config), key.owner.__doc__)
         flag = f"--{key.path.replace('_', '-')}"
         if key.kind == dict[str, Any]:
             flag += ".KEY"
         text = f"{key.doc} (default: {_show(key.value)})".replace("%", "%%")
-        groups[section].add_argument(flag, metavar=_metavar(key), help=text, default=argparse.SUPPRESS)
+        groups[key.owner].add_argument(flag, metavar=_metavar(key), help=text, default=argparse.SUPPRESS)
+
+
+def _title(key: Key, config: Config | None) -> str:
+    """The section of a key; where all variants are listed, with the name that chooses the key's own."""
+    section = key.path.rpartition(".")[0]
+    names = variants_by_name(dataclass_variants(field_types(Config)[section]))
+    if config is None:
+        for name, variant in names.items():
+            if variant is key.owner:
+                return f"{section} (name = {name})"
+    return section
 
 
 def _metavar(key: Key) -> str:
     kind = key.kind
     if typing.get_origin(kind) is Literal:
-        return "{" + ",".join(typing.get_args(kind)) + "}"
+        return "{" + ",".join(map(_show, typing.get_args(kind))) + "}"
     if typing.get_origin(kind) is tuple:
         return "INT ..."
     words = {int: "INT", float: "FLOAT", bool: "{true,false}", str: "STR"}

@@ -9,33 +9,43 @@ import inspect
 import textwrap
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal
 
 from zerocopy_seed.config import Range
 
 
 class Key(typing.NamedTuple):
-    """A dotted path, its type (with its `Range`), its help text and its value."""
+    """A dotted path, its type (with its `Range`), its help text, its value, and the dataclass that has it."""
 
     path: str
     kind: Any
     doc: str
     value: Any
+    owner: type
 
 
 def keys(kind: Any, instance: Any = dataclasses.MISSING, prefix: str = "") -> Iterator[Key]:
     """Every key of a dataclass, depth first; of a union, the instance's keys, or without one those of all.
 
-    `value` is `dataclasses.MISSING` where there is neither an instance nor a default.
+    What all variants of a union have comes once, owned by the base that they share; their `name` takes any of
+    their names. `value` is `dataclasses.MISSING` where there is neither an instance nor a default.
     """
     variants = dataclass_variants(kind)
     if instance is not dataclasses.MISSING:
         variants = [type(instance)]
-    for variant in variants:
+    shared = set.intersection(*(set(field_types(variant)) for variant in variants))
+    for place, variant in enumerate(variants):
         docs, hints = field_docs(variant), field_types(variant)
         for field in dataclasses.fields(variant):
             path, hint = f"{prefix}{field.name}", hints[field.name]
+            owner = variant
+            if field.name in shared and len(variants) > 1:
+                if place:
+                    continue
+                owner = _shared_base(variants)
+                if field.name == "name":
+                    hint = Literal[*variants_by_name(variants)]
             if dataclass_variants(hint):
                 inner = (
                     dataclasses.MISSING if instance is dataclasses.MISSING else getattr(instance, field.name)
@@ -45,13 +55,28 @@ def keys(kind: Any, instance: Any = dataclasses.MISSING, prefix: str = "") -> It
                 value = (
                     default_of(field) if instance is dataclasses.MISSING else getattr(instance, field.name)
                 )
-                yield Key(path, hint, docs.get(field.name, ""), value)
+                yield Key(path, hint, docs.get(field.name, ""), value, owner)
 
 
 def dataclass_variants(kind: Any) -> list[type]:
     """The dataclasses among which `name` chooses: one, those of a union, or none."""
     members = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     return [member for member in members if isinstance(member, type) and dataclasses.is_dataclass(member)]
+
+
+def variants_by_name(variants: Iterable[type]) -> dict[str, type]:
+    """What `name` may be -> the variant that it chooses; empty where nothing is chosen by name."""
+    return {
+        choice: variant
+        for variant in variants
+        for choice in typing.get_args(field_types(variant).get("name"))
+    }
+
+
+def _shared_base(variants: list[type]) -> type:
+    """The nearest dataclass that all variants inherit from; the first variant where there is none."""
+    common = [base for base in variants[0].__mro__ if all(issubclass(other, base) for other in variants)]
+    return next((base for base in common if dataclasses.is_dataclass(base)), variants[0])
 
 
 @functools.cache
@@ -88,7 +113,10 @@ def describe(kind: Any) -> str:
     """A type in a user's words."""
     kind = without_range(kind)
     if typing.get_origin(kind) is Literal:
-        return " or ".join(repr(choice) for choice in typing.get_args(kind))
+        return " or ".join(
+            str(choice).lower() if isinstance(choice, bool) else repr(choice)
+            for choice in typing.get_args(kind)
+        )
     if typing.get_origin(kind) is tuple:
         return "a list of integers"
     words = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}

@@ -20,6 +20,7 @@ from zerocopy_seed.config_keys import (
     describe,
     field_types,
     keys,
+    variants_by_name,
     without_range,
 )
 
@@ -62,7 +63,9 @@ def _structure_table(variants: list[type], value: Any, path: str, file: str) -> 
     prefix = f"{path}." if path else ""
     for name, inner in value.items():
         if name not in hints:
-            _refuse_unknown(name, f"{prefix}{name}", hints, path, _source(inner, file))
+            source = _source(inner, file)
+            _refuse_other_variants_key(name, path, variant, variants, source)
+            _refuse_unknown(name, f"{prefix}{name}", hints, path, source)
     for field in dataclasses.fields(variant):
         missing = field.name not in value and default_of(field) is dataclasses.MISSING
         if missing and not dataclass_variants(hints[field.name]):
@@ -82,15 +85,26 @@ def _structure_table(variants: list[type], value: Any, path: str, file: str) -> 
 
 def _choose(variants: list[type], table: dict[str, Any], path: str, file: str) -> type:
     """The variant that the table's `name` asks for; the first if it asks for none."""
-    by_name = {
-        choice: variant
-        for variant in variants
-        for choice in typing.get_args(field_types(variant).get("name"))
-    }
+    by_name = variants_by_name(variants)
     if "name" not in table or not by_name:
         return variants[0]
     name = structure(Literal[*by_name], table["name"], f"{path}.name", file)
     return by_name[name]
+
+
+def _refuse_other_variants_key(
+    name: str, table: str, chosen: type, variants: list[type], source: str
+) -> None:
+    """Refuses a key that belongs to another variant of the table."""
+    names = {variant: choice for choice, variant in variants_by_name(variants).items()}
+    for variant, choice in names.items():
+        if name in field_types(variant):
+            raise UserError(
+                f"{table}.{name} ({source})",
+                expected=f"a key of {table}.name = {names[chosen]!r}",
+                found=f"one of {table}.name = {choice!r}",
+                remedy=f"leave it out, or choose {choice} (--{table}.name {choice})",
+            )
 
 
 def _refuse_unknown(name: str, path: str, siblings: Iterable[str], table: str, source: str) -> NoReturn:
@@ -108,9 +122,11 @@ def _check(kind: Any, value: Any, subject: str) -> Any:
     kind = without_range(kind)
     if typing.get_origin(kind) is Literal:
         choices = typing.get_args(kind)
-        if value not in choices:
-            remedy = did_you_mean(value, choices) if isinstance(value, str) else ""
-            raise UserError(subject, expected=describe(kind), found=_show(value), remedy=remedy)
+        # 1 == True, and yet another value
+        if not any(type(value) is type(choice) and value == choice for choice in choices):
+            raise UserError(
+                subject, expected=describe(kind), found=_show(value), remedy=_choice_remedy(choices, value)
+            )
         return value
     if typing.get_origin(kind) is tuple:
         if not isinstance(value, list):
@@ -124,6 +140,15 @@ def _check(kind: Any, value: Any, subject: str) -> Any:
             subject, expected=describe(kind), found=_show(value), remedy=_type_remedy(kind, value)
         )
     return value
+
+
+def _choice_remedy(choices: tuple[Any, ...], value: Any) -> str:
+    spelled = {"0": "false", "1": "true", "false": "false", "true": "true"}
+    bare = value.strip("\"'") if isinstance(value, str) else str(value)
+    if any(isinstance(choice, bool) for choice in choices) and bare.lower() in spelled:
+        quoted = " without quotes" if bare.lower() in spelled.values() else ""
+        return f"write {spelled[bare.lower()]}{quoted}"
+    return did_you_mean(value, [c for c in choices if isinstance(c, str)]) if isinstance(value, str) else ""
 
 
 def _type_remedy(kind: Any, value: Any) -> str:
@@ -151,6 +176,9 @@ def _read_words(kind: Any, flag: Flag) -> Any:
         return word if number is None else number
     if kind is bool:
         return toml_value(word)
+    if any(isinstance(choice, bool) for choice in typing.get_args(kind)):
+        spelled = toml_value(word)
+        return spelled if isinstance(spelled, bool) else word
     return word
 
 

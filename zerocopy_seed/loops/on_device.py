@@ -139,6 +139,12 @@ def shard_train_state(state: TrainState, mesh: Mesh) -> TrainState:
     return jax.device_put(state, jax.tree.map(lambda spec: NamedSharding(mesh, spec), _STATE_SPECS))
 
 
+def spread_types(types: Any, mesh: Mesh) -> Any:
+    """Array types with their leading axes laid out over `mesh`, as a replay's are."""
+    sharding = NamedSharding(mesh, P(DATA_AXIS))
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), types)
+
+
 def shard_dispatch(dispatch: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
     """`make_dispatch`'s function over `mesh`: every device runs its own slots, gradients are summed."""
     return jax.shard_map(

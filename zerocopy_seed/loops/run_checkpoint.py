@@ -3,44 +3,101 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
+from zerocopy_envs.errors import UserError
 from zerocopy_envs.wrappers import Vectorized
 from zerocopy_seed.agents import make_agent
 from zerocopy_seed.checkpoint import Checkpointer
+from zerocopy_seed.config import CheckpointConfig
 from zerocopy_seed.config_file import load_run_config
 from zerocopy_seed.keys import Stream, stream_key
 from zerocopy_seed.loops.compile_cache import use_compile_cache
 from zerocopy_seed.loops.environments import make_environment
+from zerocopy_seed.loops.memory import in_gigabytes, num_bytes
 from zerocopy_seed.loops.on_device import TrainState
 from zerocopy_seed.types import ActingParams, Agent
 
 CHECKPOINTS = "checkpoints"
 """Where they lie in a run directory."""
 
+_LARGE_REPLAY = 2 * 10**9  # writing more with every checkpoint is a choice
 
-def checkpoint_items(agent: Agent, state: TrainState) -> dict[str, Any]:
-    """A checkpoint's separate items: `acting` is all that evaluation reads, the others are the TrainState."""
-    return {
+
+def saves_replay(config: CheckpointConfig, state: TrainState) -> bool:
+    """Whether checkpoints hold the replay of `state`, which may be types.
+
+    Raises:
+      UserError: the choice is left to its size, and it has 2 GB or more.
+    """
+    if config.replay != "auto":
+        return config.replay
+    size = num_bytes(state.learner.replay)
+    if size >= _LARGE_REPLAY:
+        raise UserError(
+            "checkpoint.replay",
+            expected=f"true or false where the replay has {in_gigabytes(_LARGE_REPLAY)} or more",
+            found=f"'auto', and a replay of {in_gigabytes(size)}",
+            remedy="true writes it with every checkpoint, false refills it after a resume",
+        )
+    return True
+
+
+def checkpoint_items(agent: Agent, state: TrainState, *, replay: bool = True) -> dict[str, Any]:
+    """A checkpoint's separate items: `acting` is all that evaluation reads, the others are the TrainState.
+
+    Args:
+      agent: whose state it is.
+      state: what is saved.
+      replay: whether the replay is among them.
+    """
+    items = {
         "acting": agent.acting(state.learner),
         "learner": state.learner._replace(replay=()),
-        "replay": state.learner.replay,
         "loop": (state.actor, state.episodes),
     }
+    return {**items, "replay": state.learner.replay} if replay else items
 
 
 def restore_train_state(
-    checkpointer: Checkpointer, agent: Agent, target: TrainState, step: int | None = None
+    checkpointer: Checkpointer,
+    target: TrainState,
+    step: int | None = None,
+    *,
+    warn: Callable[[str], None] = warnings.warn,
 ) -> tuple[int, TrainState]:
-    """The step and its TrainState, shaped as `target`; see `Checkpointer.restore`."""
-    items: Mapping[str, Any] = checkpoint_items(agent, target)
-    targets = {name: items[name] for name in ("learner", "replay", "loop")}
-    step, restored = checkpointer.restore(targets, step=step)
+    """The step and its TrainState; the replay is empty where the checkpoint holds none.
+
+    Args:
+      checkpointer: of the run's checkpoints.
+      target: the TrainState's arrays or types: see `Checkpointer.restore`, which also says what is raised.
+      step: which one; None takes the newest intact one.
+      warn: called with one line if the checkpoint lacks the replay that `target` has.
+    """
+    targets = {
+        "learner": target.learner._replace(replay=()),
+        "loop": (target.actor, target.episodes),
+        "replay": target.learner.replay,
+    }
+    step, restored = checkpointer.restore(targets, step=step, optional=("replay",))
+    if "replay" not in restored:
+        restored["replay"] = empty_replay(target.learner.replay)
+        if jax.tree.leaves(restored["replay"]):
+            warn(f"checkpoint {step} holds no replay: it is refilled before learning goes on")
     learner = restored["learner"]._replace(replay=restored["replay"])
     return step, TrainState(learner, *restored["loop"])
+
+
+def empty_replay(types: Any) -> Any:
+    """A replay that holds nothing, which is zeros, where the types' shardings say."""
+    return jax.tree.map(
+        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype, device=getattr(leaf, "sharding", None)), types
+    )
 
 
 def restore_acting(

@@ -24,6 +24,7 @@ from zerocopy_seed.config import Config
 from zerocopy_seed.config_file import RUN_CONFIG, dump_config, load_run_config, refuse_changed_mathematics
 from zerocopy_seed.loops.compile_cache import use_compile_cache
 from zerocopy_seed.loops.environments import make_environment
+from zerocopy_seed.loops.memory import check_memory
 from zerocopy_seed.loops.on_device import (
     DATA_AXIS,
     TrainState,
@@ -35,8 +36,15 @@ from zerocopy_seed.loops.on_device import (
     metric_names,
     shard_dispatch,
     shard_train_state,
+    spread_types,
 )
-from zerocopy_seed.loops.run_checkpoint import CHECKPOINTS, checkpoint_items, restore_train_state
+from zerocopy_seed.loops.run_checkpoint import (
+    CHECKPOINTS,
+    checkpoint_items,
+    empty_replay,
+    restore_train_state,
+    saves_replay,
+)
 from zerocopy_seed.loops.run_lock import lock_run_dir
 from zerocopy_seed.loops.signals import StopRequest
 from zerocopy_seed.metrics import MetricsWriter
@@ -90,7 +98,15 @@ def _train(config: Config, run_dir: pathlib.Path, resume: bool, stop: StopReques
     def init() -> TrainState:
         return init_train_state(agent, environment, config.seed, config.env.num_envs)
 
+    def init_without_replay() -> TrainState:
+        return _with_replay(init(), ())
+
     state_types = jax.eval_shape(init)  # traced before anything is written: what does not fit is refused here
+    save_replay = saves_replay(config.checkpoint, state_types)
+    check_memory(config, state_types, jax.devices()[: config.devices.num_devices], save_replay=save_replay)
+    if mesh is not None:  # one device need not hold all of it, not even at first
+        replay_types = spread_types(state_types.learner.replay, mesh)
+        state_types = _with_replay(state_types, replay_types)
     if stop:
         _say("stopped before it began; nothing was written")
         return 0
@@ -101,14 +117,16 @@ def _train(config: Config, run_dir: pathlib.Path, resume: bool, stop: StopReques
     ):
         resumed_at = None
         if resume and saves.steps():
-            resumed_at, state = restore_train_state(saves, agent, state_types)
+            resumed_at, state = restore_train_state(saves, state_types, warn=_say)
             _say(f"resuming {run_dir} at {resumed_at:,} env_steps")
         elif resume:
             _complain(f"{run_dir}: no checkpoint was finished there; starting from the beginning")
         _write_config(config, run_dir)
         began = time.perf_counter()
         if resumed_at is None:
-            state = _compile_once(init)()
+            state = _with_replay(
+                _compile_once(init_without_replay)(), empty_replay(state_types.learner.replay)
+            )
         program, state = _compile(config, environment, agent, state, mesh)
         compile_s = time.perf_counter() - began
         with (
@@ -121,11 +139,12 @@ def _train(config: Config, run_dir: pathlib.Path, resume: bool, stop: StopReques
             Progress(config.total_env_steps, sys.stdout, as_int(state.learner.env_steps)) as progress,
         ):
             progress.compiled(compile_s)
-            state = _loop(config, program, state, saves, metrics, progress, stop)
+            state = _loop(config, program, state, saves, save_replay, metrics, progress, stop)
         env_steps = as_int(state.learner.env_steps)
         _try(saves.wait)  # an earlier save's failure must not stand for this one's
         saved = env_steps == resumed_at or (
-            _try(saves.save, env_steps, checkpoint_items(agent, state)) and _try(saves.wait)
+            _try(saves.save, env_steps, checkpoint_items(agent, state, replay=save_replay))
+            and _try(saves.wait)
         )
     if not saved:
         _complain(f"{run_dir}: the last checkpoint could not be saved")
@@ -167,6 +186,7 @@ def _loop(
     program: Program,
     state: TrainState,
     saves: Checkpointer,
+    save_replay: bool,
     metrics: MetricsWriter,
     progress: Progress,
     stop: StopRequest,
@@ -204,9 +224,13 @@ def _loop(
             next_line = _next_multiple(env_steps, line_every)
             line_at, line_env_steps = now, env_steps
         if save_due:
-            _try(saves.save, env_steps, checkpoint_items(program.agent, state))
+            _try(saves.save, env_steps, checkpoint_items(program.agent, state, replay=save_replay))
             saved_at = time.monotonic()
     return state
+
+
+def _with_replay(state: TrainState, replay: Any) -> TrainState:
+    return state._replace(learner=state.learner._replace(replay=replay))
 
 
 def _next_multiple(value: int, step: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -10,6 +10,29 @@ import jax.numpy as jnp
 from jax import lax
 
 Method = Literal["patches", "lax"]
+
+
+class ConvLayer(NamedTuple):
+    """Output channels, rows and columns of the square kernel, steps between its positions."""
+
+    features: int
+    kernel_size: int
+    stride: int
+
+
+MINATAR_CONV = (ConvLayer(16, 3, 1),)
+"""arXiv:1903.03176, sec. 3."""
+
+NATURE_CONV = (ConvLayer(32, 8, 4), ConvLayer(64, 4, 2), ConvLayer(64, 3, 1))
+"""Mnih et al. 2015, doi:10.1038/nature14236, methods."""
+
+
+def smallest_picture(layers: tuple[ConvLayer, ...]) -> int:
+    """Rows, and columns, that a picture must have for every layer to find a place for its kernel."""
+    size = 1
+    for layer in reversed(layers):
+        size = (size - 1) * layer.stride + layer.kernel_size
+    return size
 
 
 def default_conv_method() -> Method:

@@ -1,4 +1,4 @@
-"""Recurrent cores: the input's product for all steps at once, only the recurrent product in the scan."""
+"""Recurrent cores: the input's product for all steps at once, only the recurrent product step by step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax import lax
+
+from zerocopy_seed.networks.dense import matrix_product
+from zerocopy_seed.networks.recurrence import advance_once, recurrence
 
 Initializer = nn.initializers.Initializer
 
@@ -31,29 +33,43 @@ class RecurrentCore(nn.Module):
     def bias_init(self, key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
         return jnp.zeros(shape, dtype)
 
-    def cell(self, kernel: jax.Array, carry: Any, projected: jax.Array) -> tuple[Any, jax.Array]:
-        """One step: recurrent kernel [size, gates * size], carry, projected input [B, gates * size]."""
+    def spread_input(self, projected: jax.Array) -> jax.Array:
+        """The input's product or bias [..., gates * size] in the order of the gates' inputs [..., W]."""
+        return projected
+
+    def spread_product(self, product: jax.Array) -> jax.Array:
+        """The recurrent product [..., gates * size] likewise."""
+        return product
+
+    def advance(self, carry: Any, gates: jax.Array) -> Any:
+        """One step: carry [B, ...] and the sum of both [B, W] -> carry, whose last leaf is the output."""
         raise NotImplementedError
 
     @nn.compact
     def __call__(self, x: jax.Array, first: jax.Array, carry: Any) -> tuple[jax.Array, Any]:
         width = self.num_gates * self.size
-        projected = nn.Dense(width, kernel_init=self.kernel_init, bias_init=self.bias_init, name="input")(x)
+        product, bias = _Projection(width, self.kernel_init, self.bias_init, name="input")(x)
         kernel = self.param("recurrent", _orthogonal_gates(self.num_gates), (self.size, width), jnp.float32)
-
-        def step(carry, row):
-            projected, first = row
-            carry = jax.tree.map(lambda c: jnp.where(first[:, None], 0.0, c), carry)
-            return self.cell(kernel, carry, projected)
-
+        cell = self.advance, self.spread_product, kernel, self.spread_input(bias)
+        inputs = self.spread_input(product)
         if x.shape[0] == 1:
-            carry, output = step(carry, (projected[0], first[0]))
+            output, carry = advance_once(*cell, inputs[0], first[0], carry)
             return output[None], carry
-        # Under shard_map a scan's carry must enter as varying as it leaves: let it depend on the inputs.
-        nothing = 0.0 * lax.stop_gradient(projected[0, :, : self.size])
-        carry = jax.tree.map(lambda c: jnp.where(first[0, :, None], nothing, c), carry)
-        carry, outputs = lax.scan(step, carry, (projected, first))
-        return outputs, carry
+        return recurrence(*cell, inputs, first, carry)
+
+
+class _Projection(nn.Module):
+    """A dense layer that returns its product and its bias, not yet added: [T, B, F] -> [T, B, features]."""
+
+    features: int
+    kernel_init: Initializer
+    bias_init: Initializer
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features), jnp.float32)
+        bias = self.param("bias", self.bias_init, (self.features,), jnp.float32)
+        return matrix_product(x, kernel), bias
 
 
 class LSTM(RecurrentCore):
@@ -68,12 +84,11 @@ class LSTM(RecurrentCore):
         # Open forget gates at the start, so that gradients reach back from the first update.
         return jnp.zeros(shape, dtype).at[self.size : 2 * self.size].set(1)
 
-    def cell(self, kernel, carry, projected):
-        cell, hidden = carry
-        i, f, g, o = jnp.split(projected + hidden @ kernel, 4, axis=-1)
+    def advance(self, carry, gates):
+        cell, _ = carry
+        i, f, g, o = jnp.split(gates, 4, axis=-1)
         cell = nn.sigmoid(f) * cell + nn.sigmoid(i) * nn.tanh(g)
-        hidden = nn.sigmoid(o) * nn.tanh(cell)
-        return (cell, hidden), hidden
+        return cell, nn.sigmoid(o) * nn.tanh(cell)
 
 
 class GRU(RecurrentCore):
@@ -84,13 +99,19 @@ class GRU(RecurrentCore):
     def initial_carry(self, batch_size: int) -> jax.Array:
         return jnp.zeros((batch_size, self.size))
 
-    def cell(self, kernel, carry, projected):
-        x_r, x_z, x_n = jnp.split(projected, 3, axis=-1)
-        h_r, h_z, h_n = jnp.split(carry @ kernel, 3, axis=-1)
-        update = nn.sigmoid(x_z + h_z)
-        new = nn.tanh(x_n + nn.sigmoid(x_r + h_r) * h_n)
-        hidden = (1 - update) * new + update * carry
-        return hidden, hidden
+    # The reset gate multiplies the product alone, so the new gate's two inputs are kept apart.
+    def spread_input(self, projected):
+        return jnp.concatenate([projected, jnp.zeros_like(projected[..., : self.size])], axis=-1)
+
+    def spread_product(self, product):
+        r, z, n = jnp.split(product, 3, axis=-1)
+        return jnp.concatenate([r, z, jnp.zeros_like(n), n], axis=-1)
+
+    def advance(self, carry, gates):
+        r, z, x_n, h_n = jnp.split(gates, 4, axis=-1)
+        update = nn.sigmoid(z)
+        new = nn.tanh(x_n + nn.sigmoid(r) * h_n)
+        return (1 - update) * new + update * carry
 
 
 def _orthogonal_gates(num_gates: int) -> Initializer:

@@ -12,7 +12,7 @@ import jax
 from zerocopy_envs.errors import UserError
 from zerocopy_envs.types import BoundedAction, DiscreteAction, EnvironmentSpec
 from zerocopy_seed.config import NetworkConfig
-from zerocopy_seed.networks.conv import default_conv_method
+from zerocopy_seed.networks.conv import MINATAR_CONV, NATURE_CONV, default_conv_method, smallest_picture
 from zerocopy_seed.networks.core import GRU, LSTM
 from zerocopy_seed.networks.custom import make_custom_network
 from zerocopy_seed.networks.default import Network
@@ -23,7 +23,7 @@ from zerocopy_seed.ops.distributions import make_distribution
 
 _ACTIVATIONS = {"relu": nn.relu, "tanh": nn.tanh, "silu": nn.silu}
 _CORES = {"lstm": LSTM, "gru": GRU}
-_MINATAR_FEATURES = 16
+_CONVOLUTIONS = {"mlp": (), "minatar_conv": MINATAR_CONV, "nature_conv": NATURE_CONV}
 
 
 def make_network(
@@ -35,8 +35,9 @@ def make_network(
       config: which network.
       spec: of the environment, its observation not stacked.
       heads: makes the default network's last module, called as
-        `heads(num_policy_params=P, scaled_init=...)`, where `scaled_init(scale)` gives initial weights as
-        configured; the module takes features [T, B, F] and the mask of legal actions [T, B, P] or None. A
+        `heads(num_policy_params=P, scaled_init=..., hidden_sizes=..., activation=...)`, where
+        `scaled_init(scale)` gives initial weights as configured and the others are for dense layers before
+        its outputs; the module takes features [T, B, F] and the mask of legal actions [T, B, P] or None. A
         network of the user's own brings its own heads.
 
     Returns:
@@ -64,16 +65,12 @@ def make_network(
     if config.name != "default":
         return make_custom_network(config, spec, num_params)
     scaled_init = functools.partial(dense_init, config.init)
-    conv_features = 0
-    if config.torso == "minatar_conv":
-        _check_pictures(observation, config.frame_stack)
-        conv_features = _MINATAR_FEATURES
+    activation = _ACTIVATIONS[config.activation]
+    conv_layers = _CONVOLUTIONS[config.torso]
+    if conv_layers:
+        _check_pictures(config.torso, observation, config.frame_stack, smallest_picture(conv_layers))
     torso = Torso(
-        tuple(config.hidden_sizes),
-        _ACTIVATIONS[config.activation],
-        scaled_init(2**0.5),
-        conv_features,
-        default_conv_method(),
+        tuple(config.hidden_sizes), activation, scaled_init(2**0.5), conv_layers, default_conv_method()
     )
     core = _CORES[config.core](config.core_size, scaled_init(1.0)) if config.core != "none" else None
     action = spec.action
@@ -81,29 +78,34 @@ def make_network(
     return Network(
         torso,
         core,
-        heads(num_policy_params=num_params, scaled_init=scaled_init),
+        heads(
+            num_policy_params=num_params,
+            scaled_init=scaled_init,
+            hidden_sizes=tuple(config.head_hidden_sizes),
+            activation=activation,
+        ),
         (action.num_values,) if isinstance(action, DiscreteAction) else tuple(action.num_values),
         config.use_last_action,
         config.use_last_reward,
     )
 
 
-def _check_pictures(observation: Any, frame_stack: int) -> None:
+def _check_pictures(torso: str, observation: Any, frame_stack: int, smallest: int) -> None:
     leaves = jax.tree_util.tree_leaves_with_path(observation)
     pictures = [(path, leaf) for path, leaf in leaves if len(stacked_shape(leaf.shape, frame_stack)) == 3]
     found = ", ".join(f"observation{jax.tree_util.keystr(path)} {leaf.shape}" for path, leaf in leaves)
     if not pictures:
         raise UserError(
-            "network.torso minatar_conv",
+            f"network.torso {torso}",
             expected="an observation of shape (height, width, channels)",
             found=found,
             remedy='set network.torso = "mlp"',
         )
     for path, leaf in pictures:
-        if min(leaf.shape[:2]) < 3:
+        if min(leaf.shape[:2]) < smallest:
             raise UserError(
-                "network.torso minatar_conv",
-                expected="pictures of 3 x 3 at least",
+                f"network.torso {torso}",
+                expected=f"pictures of {smallest} x {smallest} at least",
                 found=f"observation{jax.tree_util.keystr(path)} {leaf.shape}",
                 remedy='set network.torso = "mlp"',
             )

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import flax.linen as nn
 import jax
 
+from zerocopy_seed.networks.dense import Dense
 from zerocopy_seed.networks.types import NetworkOutput
 from zerocopy_seed.ops.distributions import apply_action_mask
 
@@ -25,13 +26,23 @@ class PolicyValueHeads(nn.Module):
     Attributes:
       num_policy_params: P, size of the policy's output.
       scaled_init: scale -> initial weights of a dense layer.
+      hidden_sizes: widths of dense layers of each head's own.
+      activation: after each of those.
     """
 
     num_policy_params: int
     scaled_init: Callable[[float], Initializer]
+    hidden_sizes: tuple[int, ...] = ()
+    activation: Callable[[jax.Array], jax.Array] = nn.relu
 
     @nn.compact
     def __call__(self, features: jax.Array, mask: Any) -> NetworkOutput:
-        policy = nn.Dense(self.num_policy_params, kernel_init=self.scaled_init(0.01), name="policy")(features)
-        value = nn.Dense(1, kernel_init=self.scaled_init(1.0), name="value")(features)
+        policy = self._head(features, "policy", self.num_policy_params, 0.01)
+        value = self._head(features, "value", 1, 1.0)
         return NetworkOutput(policy if mask is None else apply_action_mask(policy, mask), value[..., 0])
+
+    def _head(self, x: jax.Array, name: str, size: int, scale: float) -> jax.Array:
+        for index, width in enumerate(self.hidden_sizes):
+            hidden = Dense(width, kernel_init=self.scaled_init(2**0.5), name=f"{name}_dense_{index}")
+            x = self.activation(hidden(x))
+        return Dense(size, kernel_init=self.scaled_init(scale), name=name)(x)

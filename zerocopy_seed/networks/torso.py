@@ -9,7 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from zerocopy_seed.networks.conv import Conv, Method
+from zerocopy_seed.networks.conv import Conv, ConvLayer, Method
 
 Activation = Callable[[jax.Array], jax.Array]
 Initializer = nn.initializers.Initializer
@@ -23,21 +23,21 @@ def to_float(x: jax.Array) -> jax.Array:
 class Torso(nn.Module):
     """A pytree of arrays [N, ...] -> features [N, F].
 
-    Every array is flattened, they are joined in tree order, and dense layers follow. With
-    `conv_features`, arrays [N, H, W, C] first go through one 3x3 convolution (arXiv:1903.03176, sec. 3).
+    Every array is flattened, they are joined in tree order, and dense layers follow. Arrays [N, H, W, C]
+    first go through the convolutions, if there are some, each array through its own.
 
     Attributes:
       hidden_sizes: widths of the dense layers.
       activation: after every layer.
       kernel_init: initial weights of every layer.
-      conv_features: channels of the convolution; 0 for none.
-      conv_method: how to compute it.
+      conv_layers: the convolutions, unpadded.
+      conv_method: how to compute them.
     """
 
     hidden_sizes: tuple[int, ...]
     activation: Activation
     kernel_init: Initializer
-    conv_features: int = 0
+    conv_layers: tuple[ConvLayer, ...] = ()
     conv_method: Method = "patches"
 
     @nn.compact
@@ -45,16 +45,23 @@ class Torso(nn.Module):
         parts = []
         for index, leaf in enumerate(jax.tree.leaves(observation)):
             x = to_float(leaf)
-            if self.conv_features and x.ndim == 4:
-                conv = Conv(
-                    self.conv_features,
-                    method=self.conv_method,
-                    kernel_init=self.kernel_init,
-                    name=f"conv_{index}",
-                )
-                x = self.activation(conv(x))
+            if self.conv_layers and x.ndim == 4:
+                x = self._convolve(x, f"conv_{index}")
             parts.append(x.reshape(x.shape[0], -1))
         x = jnp.concatenate(parts, axis=-1)
         for index, size in enumerate(self.hidden_sizes):
             x = self.activation(nn.Dense(size, kernel_init=self.kernel_init, name=f"dense_{index}")(x))
+        return x
+
+    def _convolve(self, x: jax.Array, name: str) -> jax.Array:
+        for depth, layer in enumerate(self.conv_layers):
+            conv = Conv(
+                layer.features,
+                (layer.kernel_size, layer.kernel_size),
+                (layer.stride, layer.stride),
+                method=self.conv_method,
+                kernel_init=self.kernel_init,
+                name=name if depth == 0 else f"{name}_{depth}",
+            )
+            x = self.activation(conv(x))
         return x

@@ -82,8 +82,15 @@ def make_replay(layout: Layout, row: Rows, core: Any, *, num_slots: int, num_sha
       core: one slot's recurrent core likewise; ().
       num_slots: a multiple of num_shards.
       num_shards: blocks of slots drawn from apart.
+
+    Raises:
+      ValueError: rows that do not fit each other; starts at which no unroll begins, where there is a core.
     """
     layout.check()
+    if jax.tree.leaves(core) and layout.period % layout.unroll_length:
+        raise ValueError(
+            f"period {layout.period}: expected a multiple of {layout.unroll_length}, with a core"
+        )
 
     def zeros(*leading: int) -> Callable[[Any], Array]:
         return lambda leaf: jnp.zeros((*leading, *leaf.shape), leaf.dtype)
@@ -136,28 +143,37 @@ def insert(
         written=replay.written.at[slot].add(jnp.uint32(length), mode="drop"),
     )
 
-    overwritten = -(-cursor[None] // layout.period) + jnp.arange(layout.overwritten_per_insert)[:, None]
-    gone = (overwritten * layout.period < cursor[None] + length + layout.context) & inside[None]
+    # From here on a row for each start, a column for each unroll.
+    cursor, run, inside, nearest = (x[None] for x in (cursor, run, inside, nearest))
+
+    def count(number: int) -> Array:
+        return jnp.arange(number, dtype=jnp.int32)[:, None]
+
+    def is_whole(behind: Array) -> Array:
+        return inside & (behind > layout.window_length) & (behind + layout.context <= run)
+
+    overwritten = -(-cursor // layout.period) + count(layout.overwritten_per_insert)
+    behind = cursor + length - overwritten * layout.period
+    # A short window may be whole again where its forerunner was overwritten: a start is set only once.
+    gone = inside & (behind + layout.context > 0) & ~is_whole(behind)
 
     # Rows counted from a ring's length before the ring, so that nothing is negative.
-    end = cursor[None] + length + layout.ring_length
+    end = cursor + length + layout.ring_length
     newest = (end - 1 - layout.window_length) // layout.period
-    completed = newest - jnp.arange(layout.completed_per_insert)[:, None]
+    completed = newest - count(layout.completed_per_insert)
     behind = end - completed * layout.period
-    whole = (behind <= layout.window_length + length) & (behind + layout.context <= run[None]) & inside[None]
+    whole = is_whole(behind) & (behind <= layout.window_length + length)
     start = completed % layout.starts
     slots = jnp.broadcast_to(nearest, start.shape)
     windows = _read_windows(layout, replay, slots.reshape(-1), start.reshape(-1))
     mass = jnp.where(whole, initial_mass(windows).reshape(start.shape), 0.0)
 
-    starts = jnp.concatenate([overwritten % layout.starts, start])
-    index = jnp.where(
-        jnp.concatenate([gone, whole]), _leaf(layout, replay, nearest[None], starts), replay.masses[-1].size
-    )
+    leaf = _leaf(layout, replay, nearest, jnp.concatenate([overwritten % layout.starts, start]))
+    index = jnp.where(jnp.concatenate([gone, whole]), leaf, replay.masses[-1].size)
     mass = jnp.concatenate([jnp.zeros(gone.shape), mass])
-    count = replay.completed.at[slot].add(whole.sum(0, dtype=jnp.int32), mode="drop")
+    num_completed = replay.completed.at[slot].add(whole.sum(0, dtype=jnp.int32), mode="drop")
     return replay._replace(
-        completed=jnp.minimum(count, MAX_COUNTED),
+        completed=jnp.minimum(num_completed, MAX_COUNTED),
         masses=sum_tree.set_masses(replay.masses, index.reshape(-1), mass.reshape(-1)),
     )
 
@@ -237,8 +253,8 @@ def _read_windows(layout: Layout, replay: Replay, slot: Array, start: Array) -> 
     `actor_output` has the row [window_length] too, since what was said there bootstraps.
     """
     context, length = layout.context, layout.window_length
-    offsets = jnp.arange(-context, length + 1, dtype=jnp.int32)
-    row = (start[None] * layout.period + offsets[:, None]) % layout.ring_length
+    offsets = jnp.arange(-context, length + 1, dtype=jnp.int32)[:, None]
+    row = (start[None] * layout.period + offsets) % layout.ring_length
     place = slot[None] * layout.ring_length + row
 
     def read(ring: Array) -> Array:

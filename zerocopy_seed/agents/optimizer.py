@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Literal
 
 import jax.numpy as jnp
@@ -13,12 +14,17 @@ from zerocopy_seed.ops import counters
 from zerocopy_seed.types import Array, Counter
 
 
-def float_settings(config: LearningConfig) -> dict[str, Array]:
-    """The float fields of a configuration as float32 scalars, for `LearnerState.settings`."""
+def float_settings(config: LearningConfig, *, without: Sequence[str] = ()) -> dict[str, Array]:
+    """The float fields of a configuration as float32 scalars, for `LearnerState.settings`.
+
+    Args:
+      config: an agent's.
+      without: fields that learning does not read.
+    """
     return {
         field.name: jnp.float32(getattr(config, field.name))
         for field in dataclasses.fields(config)
-        if isinstance(field.default, float)
+        if isinstance(field.default, float) and field.name not in without
     }
 
 

@@ -41,6 +41,9 @@ from zerocopy_seed.types import (
     valid_transitions,
 )
 
+# Floats that learning does not read; a sweep over them in LearnerState would change nothing.
+_ACTING_SETTINGS = ("epsilon_base", "epsilon_alpha", "eval_epsilon")
+
 
 class R2D2Output(NamedTuple):
     """What the behaviour policy said: `q_value` of the action taken and the largest, `q_max`; [B] float32."""
@@ -81,8 +84,8 @@ def make_r2d2_agent(
     """The agent of `config` over `network`.
 
     Args:
-      config: the float fields become `LearnerState.settings`; the others are static. The epsilons act where
-        slots begin and in evaluation, so those of the configuration count.
+      config: its float fields become `LearnerState.settings`, but for the epsilons, which acting reads and
+        learning does not; all others are static.
       network: see `zerocopy_seed.networks`; its policy head gives advantages, its value head the value.
       spec: the environment's; its action is discrete.
       num_slots: all devices' together; they share the ladder of epsilons and the replay.
@@ -96,7 +99,16 @@ def make_r2d2_agent(
         raise UserError(
             f"environment's action {spec.action}",
             expected="a discrete action with agent.name = 'r2d2'",
+            found="another kind",
             remedy="set agent.name = 'vtrace', or choose another environment",
+        )
+    # The configuration knows only the default network's core.
+    if jax.tree.leaves(network.initial_core(1)) and config.period % config.unroll_length:
+        raise UserError(
+            "agent.period",
+            expected=f"a multiple of agent.unroll_length = {config.unroll_length}, where states are stored",
+            found=str(config.period),
+            remedy="set it so, or take the core out of the network",
         )
     ladder = epsilon_ladder(num_slots, config.epsilon_base, config.epsilon_alpha)[deal_rungs(num_slots)]
     layout = replays.Layout(
@@ -110,7 +122,7 @@ def make_r2d2_agent(
 
     def init(key: Key) -> LearnerState:
         learner_key, network_key = jax.random.split(key)
-        settings = float_settings(config)
+        settings = float_settings(config, without=_ACTING_SETTINGS)
         params = init_network(network, spec, frame_stack, network_key)
         recurrent = initial_recurrent(network, spec, frame_stack, 1)
         row = replays.Rows(

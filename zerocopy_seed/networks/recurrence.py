@@ -62,7 +62,6 @@ def recurrence(
 
     def backward(stored, cotangents):
         kernel, first, entering, gates = stored
-        transposed = kernel.T
         # Linear, so that the product is only there for its type.
         _, gather = jax.vjp(spread, _hidden(entering)[0] @ kernel)
 
@@ -71,7 +70,7 @@ def recurrence(
             _, pullback = jax.vjp(advance, entering, row)
             carry, row = pullback(_add_to_hidden(carry, hidden))
             (product,) = gather(row)
-            carry = _add_to_hidden(carry, product @ transposed)
+            carry = _add_to_hidden(carry, product @ kernel.T)
             return _reset(carry, first), row, ()
 
         hidden, last = cotangents

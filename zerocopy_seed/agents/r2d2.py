@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -14,19 +15,17 @@ from zerocopy_envs.errors import UserError
 from zerocopy_envs.types import DiscreteAction, EnvironmentSpec, TimeStep
 from zerocopy_seed import replay as replays
 from zerocopy_seed.agents.optimizer import decayed_learning_rate, float_settings, make_optimizer
+from zerocopy_seed.agents.r2d2_loss import initial_mass, q_values, window_loss
 from zerocopy_seed.config import R2D2Config
-from zerocopy_seed.networks import NetworkOutput
 from zerocopy_seed.ops import counters
 from zerocopy_seed.ops.collectives import device_index, local_copy, sum_over_devices
-from zerocopy_seed.ops.distributions import ILLEGAL_LOGIT
-from zerocopy_seed.ops.exploration import deal_rungs, epsilon_greedy, epsilon_ladder, is_legal
-from zerocopy_seed.ops.q_learning import n_step_double_q, n_step_returns, q_of, sequence_priority
+from zerocopy_seed.ops.exploration import deal_rungs, epsilon_greedy, epsilon_ladder
+from zerocopy_seed.ops.q_learning import q_of
 from zerocopy_seed.ops.random import next_uniforms
 from zerocopy_seed.recurrent import (
     init_network,
     initial_recurrent,
     network_input_step,
-    network_input_unroll,
 )
 from zerocopy_seed.types import (
     ActingParams,
@@ -57,19 +56,6 @@ class Target(NamedTuple):
 
     params: Any
     age: Array
-
-
-def q_values(output: NetworkOutput, *, dueling: bool) -> Array:
-    """Q [T, B, A] from a network's heads: V + A - mean A of legal actions (arXiv:1511.06581, eq. 9), or A.
-
-    Illegal actions keep `ILLEGAL_LOGIT`.
-    """
-    advantage = output.policy
-    if not dueling:
-        return advantage
-    legal = is_legal(advantage)
-    mean = jnp.where(legal, advantage, 0.0).sum(-1, keepdims=True) / legal.sum(-1, keepdims=True)
-    return jnp.where(legal, output.value[..., None] + (advantage - mean), ILLEGAL_LOGIT)
 
 
 def make_r2d2_agent(
@@ -118,7 +104,6 @@ def make_r2d2_agent(
         context=frame_stack - 1,
         min_starts=-(-config.replay_capacity // num_slots),
     )
-    prioritized = config.sampling == "prioritized"
 
     def init(key: Key) -> LearnerState:
         learner_key, network_key = jax.random.split(key)
@@ -174,87 +159,12 @@ def make_r2d2_agent(
         recurrent = state.recurrent._replace(core=core, frames=frames, last_action=action)
         return action, R2D2Output(q_of(q, action), q.max(-1)), AgentState(recurrent, exploration)
 
-    def rewards_and_discounts(timestep: TimeStep, settings: dict[str, Array]) -> tuple[Array, Array]:
-        reward_clip = settings["reward_clip"]
-        rewards = jnp.clip(timestep.reward[1:], -reward_clip, reward_clip)
-        return rewards, settings["discount"] * timestep.discount[1:]
-
-    def trained_rows(valid: Array) -> Array:
-        """Valid rows [T, B] of a window without its burn-in, less the look-ahead."""
-        return valid & (jnp.arange(valid.shape[0]) < config.sequence_length)[:, None]
-
-    def mass_of(td_errors: Array, valid: Array, settings: dict[str, Array]) -> Array:
-        if not prioritized:
-            return valid.any(0).astype(jnp.float32)
-        priority = sequence_priority(td_errors, valid, eta=settings["priority_eta"])
-        return jnp.where(priority > 0.0, priority ** settings["priority_exponent"], 0.0)
-
     def insert(replay: replays.Replay, trajectory: Trajectory, settings: dict[str, Array]) -> replays.Replay:
         num_local = replay.cursor.shape[0]
 
-        def initial_mass(windows: Trajectory) -> Array:
-            timestep, said = jax.tree.map(
-                lambda x: x[config.burn_in :], (windows.timestep, windows.actor_output)
-            )
-            valid = valid_transitions(timestep.step_type)
-            trained = trained_rows(valid)
-            if not prioritized:
-                return mass_of(jnp.zeros_like(said.q_value), trained, settings)
-            rewards, discounts = rewards_and_discounts(timestep, settings)
-            targets = n_step_returns(
-                said.q_max, rewards, discounts, valid, n_step=config.n_step, rescale=config.rescale_values
-            )
-            return mass_of(targets - said.q_value[:-1], trained, settings)
-
         slot = trajectory.slot - device_index(axis_name) * num_local
-        return replays.insert(layout, replay, trajectory, slot, initial_mass)
-
-    def loss_fn(
-        params: Any, target_params: Any, windows: Trajectory, weights: Array, settings: dict[str, Array]
-    ) -> tuple[Array, tuple[Array, dict[str, Array]]]:
-        inputs = network_input_unroll(windows.recurrent, windows.timestep, windows.action)
-        core = windows.recurrent.core
-        if config.start_state == "zero":
-            core = jax.tree.map(jnp.zeros_like, core)
-        cores = core, core
-        if config.burn_in and jax.tree.leaves(core):
-            warm_up = jax.tree.map(lambda x: x[: config.burn_in], inputs)
-            cores = tuple(
-                network.apply(variables, warm_up, core)[1]
-                for variables in (lax.stop_gradient(params), target_params)
-            )
-        inputs, timestep, action = jax.tree.map(
-            lambda x: x[config.burn_in :], (inputs, windows.timestep, windows.action)
-        )
-        q_online, q_target = (
-            q_values(network.apply(variables, inputs, core)[0], dueling=config.dueling)
-            for variables, core in zip((params, target_params), cores, strict=True)
-        )
-        valid = valid_transitions(timestep.step_type)
-        rewards, discounts = rewards_and_discounts(timestep, settings)
-        td_errors = n_step_double_q(
-            q_online,
-            q_target,
-            action,
-            rewards,
-            discounts,
-            valid,
-            n_step=config.n_step,
-            rescale=config.rescale_values,
-            double=config.double_q,
-        ).td_errors
-        trained = trained_rows(valid)
-        td_errors = jnp.where(trained, td_errors, 0.0)
-        # Sums over time, the mean over the global batch.
-        loss = (weights * (0.5 * jnp.square(td_errors)).sum(0)).sum() / config.batch_size
-        num_trained = jnp.maximum(trained.sum(0), 1)
-        metrics = {
-            "loss": loss,
-            "td_error": (jnp.abs(td_errors).sum(0) / num_trained).sum() / config.batch_size,
-            "q_value": (jnp.where(trained, q_of(q_online[:-1], action), 0.0).sum(0) / num_trained).sum()
-            / config.batch_size,
-        }
-        return loss, (mass_of(td_errors, trained, settings), metrics)
+        mass_of = functools.partial(initial_mass, config, settings=settings)
+        return replays.insert(layout, replay, trajectory, slot, mass_of)
 
     def learn(state: LearnerState, trajectory: Trajectory) -> tuple[LearnerState, dict[str, Array]]:
         settings = state.settings
@@ -270,13 +180,18 @@ def make_r2d2_agent(
             params, opt_state, target, masses = carry
             replay_now = replay._replace(masses=masses)
             draw, windows = replays.sample(layout, replay_now, uniforms, num_shards=config.num_shards)
-            weights = (draw.probability > 0.0).astype(jnp.float32)
-            if prioritized:
-                exponent = settings["importance_exponent"]
-                weights = replays.importance_weights(draw.probability, exponent, axis_name)
-            grads, (mass, metrics) = jax.grad(loss_fn, has_aux=True)(
-                local_copy(params, axis_name), target.params, windows, weights, settings
+            exponent = settings["importance_exponent"] if config.sampling == "prioritized" else 0.0
+            weights = replays.importance_weights(draw.probability, exponent, axis_name)
+            loss = functools.partial(
+                window_loss,
+                config,
+                network,
+                target_params=target.params,
+                windows=windows,
+                weights=weights,
+                settings=settings,
             )
+            grads, (mass, metrics) = jax.grad(loss, has_aux=True)(local_copy(params, axis_name))
             grads, metrics = sum_over_devices((grads, metrics), axis_name)
             updates, new_opt_state = optimizer.update(grads, opt_state, params)
             new_params = optax.apply_updates(params, updates)

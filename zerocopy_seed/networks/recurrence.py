@@ -48,7 +48,12 @@ def recurrence(
 
     @jax.custom_vjp
     def run(kernel, bias, inputs, first, carry):
-        return forward(kernel, bias, inputs, first, carry)[0]
+        def step(carry, row):
+            output, carry = advance_once(advance, spread, kernel, bias, *row, carry)
+            return carry, output
+
+        carry, hidden = lax.scan(step, carry, (inputs, first))
+        return hidden, carry
 
     def forward(kernel, bias, inputs, first, carry):
         def step(carry, row, first):
@@ -132,6 +137,6 @@ def _reset(carry: Any, first: Array) -> Any:
 def _equally_varying(tree: Any) -> Any:
     """Arrays that under shard_map all vary over devices where one does, as a scan asks of its carry."""
     corners = [leaf[(0,) * leaf.ndim] for leaf in jax.tree.leaves(tree)]
-    # Whatever the corners hold; XLA makes nothing of it.
+    # By use: what an array varies over has another name in every version of JAX. XLA makes nothing of it.
     nothing = jnp.where(lax.stop_gradient(sum(corners)) > 0, 0.0, 0.0)
     return jax.tree.map(lambda leaf: leaf + nothing, tree)

@@ -142,7 +142,7 @@ class R2D2Config(LearningConfig):
     replay_capacity: Count = 10_000
     """Sequences kept, of all slots together."""
     min_replay: Count = 500
-    """Sequences kept before learning starts."""
+    """Sequences stored before learning starts."""
     batch_size: Count = 64
     """Sequences per update."""
     updates_per_insert: Count = 1
@@ -164,9 +164,9 @@ class R2D2Config(LearningConfig):
     rescale_values: bool = True
     """Learn Q through h(x) = sign(x)(sqrt(|x| + 1) - 1) + x / 1000."""
     target_update_period: Count = 2500
-    """Updates between copies of the online network to the target network."""
+    """Gradient updates between copies of the online network to the target network."""
     epsilon_base: Fraction = 0.4
-    """Slot i of N explores with probability epsilon_base^(1 + epsilon_alpha i / (N - 1))."""
+    """Rung i of N explores with probability epsilon_base^(1 + epsilon_alpha i / (N - 1)); each slot has one."""
     epsilon_alpha: Weight = 7.0
     """How far that ladder reaches; 0 gives all slots epsilon_base."""
     eval_epsilon: Fraction = 1e-3

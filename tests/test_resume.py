@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from small_runs import CATCH, LSTM, read_checkpoint
 
+from zerocopy_envs.types import TimeStep
+from zerocopy_seed import load_policy
 from zerocopy_seed.agents import make_agent
 from zerocopy_seed.checkpoint import Checkpointer
 from zerocopy_seed.config import R2D2Config
@@ -228,6 +230,11 @@ def test_r2d2_trains_without_saving_its_replay_and_goes_on(tmp_path, capsys):
     assert "replay" not in items and {"acting", "learner", "loop"} < items
     with pytest.warns(UserWarning, match="holds no replay"):
         assert read_checkpoint(config, tmp_path)[0] >= 600
+    assert len(evaluate_run(tmp_path, num_episodes=6).returns) == 6
+    policy = load_policy(tmp_path)
+    timestep = TimeStep(jnp.zeros(3, jnp.int8), jnp.zeros(3), jnp.ones(3), jnp.zeros((3, 4, 3)))
+    action, _ = policy.step(timestep, policy.initial_state(3))
+    assert action.shape == (3,)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])

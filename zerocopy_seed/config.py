@@ -166,7 +166,7 @@ class R2D2Config(LearningConfig):
     target_update_period: Count = 2500
     """Gradient updates between copies of the online network to the target network."""
     epsilon_base: Fraction = 0.4
-    """Rung i of N explores with probability epsilon_base^(1 + epsilon_alpha i / (N - 1)); each slot has one."""
+    """Rung i of N, one a slot, explores with probability epsilon_base^(1 + epsilon_alpha i / (N - 1))."""
     epsilon_alpha: Weight = 7.0
     """How far that ladder reaches; 0 gives all slots epsilon_base."""
     eval_epsilon: Fraction = 1e-3

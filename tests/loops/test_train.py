@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_runs import CATCH, read_checkpoint
+from small_runs import CATCH, LSTM, read_checkpoint
 
 from zerocopy_envs.errors import UserError
 from zerocopy_seed import cli
 from zerocopy_seed.agents import make_agent
 from zerocopy_seed.checkpoint import Checkpointer
-from zerocopy_seed.config import CheckpointConfig, DevicesConfig, MetricsConfig
+from zerocopy_seed.config import CheckpointConfig, DevicesConfig, MetricsConfig, R2D2Config
 from zerocopy_seed.config_file import dump_config, load_run_config
 from zerocopy_seed.leaves import tree_sha256
 from zerocopy_seed.loops import train as train_module
@@ -269,9 +269,31 @@ def test_counters_go_on_past_32_bits(run_dir, tmp_path, begin):
     assert step == rows[-1]["env_steps"] == as_int(state.learner.env_steps)
 
 
+SHARDED = {
+    "vtrace": dataclasses.replace(
+        CATCH, agent=dataclasses.replace(CATCH.agent, num_shards=2, num_minibatches=2)
+    ),
+    "r2d2": dataclasses.replace(
+        CATCH,
+        agent=R2D2Config(
+            unroll_length=5,
+            burn_in=5,
+            sequence_length=5,
+            period=5,
+            num_shards=2,
+            batch_size=4,
+            replay_capacity=40,
+            min_replay=8,
+            target_update_period=3,
+        ),
+        network=LSTM,
+    ),
+}
+
+
 @pytest.mark.slow
-def test_two_devices_train_as_one_and_take_over_from_one(tmp_path):
-    one = dataclasses.replace(CATCH, agent=dataclasses.replace(CATCH.agent, num_shards=2, num_minibatches=2))
+@pytest.mark.parametrize("one", SHARDED.values(), ids=SHARDED)
+def test_two_devices_train_as_one_and_take_over_from_one(tmp_path, one):
     two = dataclasses.replace(one, devices=DevicesConfig(2))
     runs = {"one": tmp_path / "one", "two": tmp_path / "two", "moved": tmp_path / "moved"}
     assert train(one, runs["one"]) == 0

@@ -28,6 +28,7 @@ from zerocopy_seed.recurrent import (
     network_input_step,
     network_input_unroll,
 )
+from zerocopy_seed.replay_layout import make_layout
 from zerocopy_seed.types import (
     ActingParams,
     Agent,
@@ -111,13 +112,7 @@ def make_r2d2_agent(
             remedy="set it so, or take the core out of the network",
         )
     ladder = epsilon_ladder(num_slots, config.epsilon_base, config.epsilon_alpha)[deal_rungs(num_slots)]
-    layout = replays.Layout(
-        unroll_length=config.unroll_length,
-        window_length=config.burn_in + config.sequence_length + config.look_ahead,
-        period=config.period,
-        context=frame_stack - 1,
-        min_starts=-(-config.replay_capacity // num_slots),
-    )
+    layout = make_layout(config, num_slots=num_slots, frame_stack=frame_stack)
     prioritized = config.sampling == "prioritized"
 
     def init(key: Key) -> LearnerState:
@@ -192,7 +187,7 @@ def make_r2d2_agent(
     def insert(replay: replays.Replay, trajectory: Trajectory, settings: dict[str, Array]) -> replays.Replay:
         num_local = replay.cursor.shape[0]
 
-        def initial_mass(windows: Trajectory) -> Array:
+        def initial_mass(windows: replays.Windows) -> Array:
             timestep, said = jax.tree.map(
                 lambda x: x[config.burn_in :], (windows.timestep, windows.actor_output)
             )
@@ -210,7 +205,7 @@ def make_r2d2_agent(
         return replays.insert(layout, replay, trajectory, slot, initial_mass)
 
     def loss_fn(
-        params: Any, target_params: Any, windows: Trajectory, weights: Array, settings: dict[str, Array]
+        params: Any, target_params: Any, windows: replays.Windows, weights: Array, settings: dict[str, Array]
     ) -> tuple[Array, tuple[Array, dict[str, Array]]]:
         inputs = network_input_unroll(windows.recurrent, windows.timestep, windows.action)
         core = windows.recurrent.core
@@ -259,9 +254,7 @@ def make_r2d2_agent(
     def learn(state: LearnerState, trajectory: Trajectory) -> tuple[LearnerState, dict[str, Array]]:
         settings = state.settings
         replay = insert(state.replay, trajectory, settings)
-        num_stored = sum_over_devices(
-            jnp.minimum(replay.completed, layout.starts).sum(dtype=jnp.int32), axis_name
-        )
+        num_stored = sum_over_devices(replay.completed.sum(dtype=jnp.int32), axis_name)
         ready = num_stored >= config.min_replay
         learning_rate = decayed_learning_rate(settings, state.env_steps)
         optimizer = make_optimizer(config.optimizer, settings, learning_rate)

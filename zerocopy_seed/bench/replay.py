@@ -18,6 +18,7 @@ from zerocopy_seed import replay as replays
 from zerocopy_seed.bench.on_device import pin_to_one_core
 from zerocopy_seed.config import Config
 from zerocopy_seed.extras import install_command
+from zerocopy_seed.replay_layout import Layout
 from zerocopy_seed.types import Array, RecurrentState, Trajectory
 
 NUM_SLOTS = 64
@@ -45,7 +46,7 @@ class Cycle(NamedTuple):
 
 def our_cycle(num_sequences: int) -> Cycle:
     """This package's; a sequence has SEQUENCE_LENGTH transitions, so one row more than flashbax's."""
-    layout = replays.Layout(PERIOD, SEQUENCE_LENGTH, PERIOD, context=0, min_starts=num_sequences // NUM_SLOTS)
+    layout = Layout(PERIOD, SEQUENCE_LENGTH, PERIOD, context=0, min_starts=num_sequences // NUM_SLOTS)
     row = jax.tree.map(lambda x: x[0, 0], _rows(_make_unroll()))
 
     def insert(replay, unroll):
@@ -92,7 +93,7 @@ def flashbax_cycle(num_sequences: int) -> Cycle:
         min_length_time_axis=SEQUENCE_LENGTH,
         max_length_time_axis=num_sequences // NUM_SLOTS * PERIOD,
         priority_exponent=PRIORITY_EXPONENT,
-        device="cpu",
+        device=jax.default_backend(),
     )
 
     def insert(state, unroll):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import platform
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -15,7 +13,7 @@ from jax import lax
 from zerocopy_envs.errors import UserError
 from zerocopy_envs.types import StepType, TimeStep
 from zerocopy_seed import replay as replays
-from zerocopy_seed.bench.on_device import pin_to_one_core
+from zerocopy_seed.bench.command import pin_to_one_core, print_json, require_no_choice
 from zerocopy_seed.config import Config
 from zerocopy_seed.extras import install_command
 from zerocopy_seed.replay_layout import Layout
@@ -168,24 +166,18 @@ def run(configs: Sequence[Config] = (), *, num_envs: Sequence[int] = (), as_json
     """Measures on one core and prints the figures; JSON comes as one object on the last line.
 
     Args:
-      configs: none; the shape is fixed.
-      num_envs: none.
+      configs: must be empty, since the shape is fixed.
+      num_envs: likewise.
       as_json: print only the JSON object.
 
     Raises:
       UserError: a configuration or a number of environments is given, or flashbax is missing.
     """
-    for flag, given in (("--config", configs), ("--num-envs", num_envs)):
-        if given:
-            raise UserError(
-                f"bench replay {flag}", expected="nothing, its shape is fixed", remedy=f"leave {flag} out"
-            )
+    require_no_choice("replay", configs, num_envs)
     pin_to_one_core()
-    device = jax.devices()[0]
     found = measure()
     if as_json:
-        machine = {"device": device.device_kind, "platform": device.platform, "host": platform.machine()}
-        print(json.dumps({"bench": "replay", **machine, **found}))
+        print_json("replay", found)
         return
     by_size = ", ".join(f"{us:.0f} us at {size}" for size, us in found["cycle_us_by_num_sequences"].items())
     print(

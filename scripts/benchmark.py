@@ -6,7 +6,8 @@ python scripts/benchmark.py [CONFIG.toml]
 import dataclasses
 import sys
 
-from zerocopy_seed.bench.on_device import DEFAULT_CONFIG, measure, pin_to_one_core
+from zerocopy_seed.bench.command import pin_to_one_core
+from zerocopy_seed.bench.on_device import DEFAULT_CONFIG, measure
 from zerocopy_seed.config_file import load_config
 
 

@@ -33,7 +33,7 @@ from zerocopy_seed.config_file import (
 from zerocopy_seed.config_flags import add_flags
 from zerocopy_seed.config_keys import keys
 from zerocopy_seed.config_tables import structure
-from zerocopy_seed.replay import Layout
+from zerocopy_seed.replay_layout import make_layout
 
 MINIMAL = 'total_env_steps = 1000\n[env]\nname = "gymnax:CartPole-v1"\n'
 BASE = Config(env=EnvConfig(name="gymnax:CartPole-v1"), total_env_steps=1000)
@@ -198,9 +198,9 @@ def test_flags_win_over_the_file_and_the_last_over_the_first(load):
 
 def test_flags_of_the_agent_that_the_file_or_a_flag_names(load):
     in_file = load(
-        MINIMAL + '[agent]\nname = "r2d2"\nburn_in = 4', "--agent.n-step", "3", "--agent.dueling=false"
+        MINIMAL + '[agent]\nname = "r2d2"\nperiod = 64', "--agent.n-step", "3", "--agent.dueling=false"
     )
-    assert in_file.agent == R2D2Config(burn_in=4, n_step=3, dueling=False)
+    assert in_file.agent == R2D2Config(period=64, n_step=3, dueling=False)
     by_flag = load(
         MINIMAL, "--agent.unroll-length", "16", "--agent.name", "r2d2", "--agent.eval-epsilon", "0"
     )
@@ -350,14 +350,20 @@ def test_indivisible(config, words):
     assert [word for word in words if word not in message] == []
 
 
-def r2d2(num_envs=4, core: Literal["none", "lstm", "gru"] = "none", frame_stack=1, **settings):
+def r2d2(
+    num_envs=4,
+    core: Literal["none", "lstm", "gru"] = "none",
+    frame_stack=1,
+    network_name="default",
+    **settings,
+):
     """Sequences of 8, 4 slots with rings of 16 rows."""
     small = {"unroll_length": 4, "period": 4, "sequence_length": 8, "replay_capacity": 16, "min_replay": 4}
     return dataclasses.replace(
         BASE,
         env=EnvConfig("a:b", num_envs=num_envs),
         agent=R2D2Config(**{**small, "batch_size": 4, **settings}),
-        network=NetworkConfig(core=core, frame_stack=frame_stack),
+        network=NetworkConfig(name=network_name, core=core, frame_stack=frame_stack),
     )
 
 
@@ -375,14 +381,15 @@ def r2d2(num_envs=4, core: Literal["none", "lstm", "gru"] = "none", frame_stack=
         (r2d2(min_replay=17), ("agent.min_replay", "at most agent.replay_capacity = 16", "found 17")),
         # a ring has 16 rows; a sequence, the step after it and an unroll need 13
         (
-            r2d2(burn_in=4),
+            r2d2(burn_in=4, core="gru"),
             ("agent.replay_capacity", "room for 17 steps", "env.num_envs = 4", "keeps 16", "use 20"),
         ),
         (r2d2(look_ahead=4), ("agent.replay_capacity", "room for 17 steps")),
         (r2d2(frame_stack=5), ("agent.replay_capacity", "room for 17 steps", "frames stacked", "use 20")),
         (r2d2(replay_capacity=12), ("agent.replay_capacity", "room for 13 steps", "keeps 12", "use 16")),
-        # of the 4 sequences of a slot, 8 rows long, one or two are always incomplete
-        (r2d2(min_replay=9), ("agent.min_replay", "at most 8", "replay_capacity = 16", "found 9")),
+        (r2d2(look_ahead=2, n_step=2), ("agent.look_ahead", "less than agent.n_step = 2", "use 1")),
+        (r2d2(burn_in=1), ("agent.burn_in", "0 with network.core = 'none'", "no core to warm up", "found 1")),
+        (r2d2(start_state="zero"), ("agent.start_state", "'stored' with network.core", "found 'zero'")),
         (
             r2d2(num_envs=1, batch_size=1, period=4096, replay_capacity=2**20),
             ("agent.replay_capacity", "at most 1073741824 steps", "keeps 4294967296", "use at most 262144"),
@@ -401,7 +408,10 @@ def test_r2d2_settings_that_do_not_fit_each_other(config, words):
 def test_r2d2_settings_that_fit():
     validate(dataclasses.replace(BASE, agent=R2D2Config()))
     for config in (
-        r2d2(min_replay=8),
+        r2d2(min_replay=16),
+        r2d2(look_ahead=1, n_step=2),
+        r2d2(burn_in=1, start_state="zero", core="lstm"),
+        r2d2(burn_in=1, start_state="zero", network_name="package.module:Class"),
         r2d2(period=8, replay_capacity=8, min_replay=4, core="lstm"),
         r2d2(period=1, replay_capacity=64),
         r2d2(frame_stack=4),
@@ -413,48 +423,22 @@ def test_r2d2_settings_that_fit():
 
 
 def test_the_ring_holds_whole_unrolls():
-    assert R2D2Config(replay_capacity=10, period=3, unroll_length=6).ring_rows(4) == 12
-    assert R2D2Config(replay_capacity=13, period=3, unroll_length=6).ring_rows(4) == 12
-    assert R2D2Config(replay_capacity=13, period=6, unroll_length=3).ring_rows(4) == 24
-    assert R2D2Config(burn_in=2, sequence_length=3, look_ahead=4).window_length == 9
+    def layout(num_slots=4, frame_stack=1, **settings):
+        return make_layout(R2D2Config(**settings), num_slots=num_slots, frame_stack=frame_stack)
+
+    assert layout(replay_capacity=10, period=3, unroll_length=6).ring_length == 12
+    assert layout(replay_capacity=13, period=3, unroll_length=6).ring_length == 12
+    assert layout(replay_capacity=13, period=6, unroll_length=3).ring_length == 24
+    full = layout(burn_in=2, sequence_length=3, look_ahead=4, unroll_length=8, period=4, frame_stack=3)
+    assert (full.window_length, full.context, full.least_ring_length) == (9, 2, 9 + 1 + 2 + 8)
     for unroll_length, period in ((4, 4), (6, 3), (3, 6), (8, 1), (1, 8)):
-        for capacity in range(1, 40):
-            agent = R2D2Config(unroll_length=unroll_length, period=period, replay_capacity=capacity)
-            layout = Layout(unroll_length, 1, period, 0, min_starts=-(-capacity // 4))
-            assert agent.ring_rows(4) == layout.ring_length
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    unroll=st.integers(1, 6), ratio=st.integers(1, 4), divides=st.booleans(), length=st.integers(1, 12),
-    capacity=st.integers(1, 40), frame_stack=st.integers(1, 4),
-)  # fmt: skip
-def test_min_replay_can_be_reached_and_kept(unroll, ratio, divides, length, capacity, frame_stack):
-    unroll, period = (unroll * ratio, unroll) if divides else (unroll, unroll * ratio)
-
-    def config(min_replay):
-        return r2d2(
-            num_envs=1, batch_size=1, frame_stack=frame_stack, unroll_length=unroll, period=period,
-            sequence_length=length, replay_capacity=capacity, min_replay=min_replay,
-        )  # fmt: skip
-
-    rows = R2D2Config(unroll_length=unroll, period=period, replay_capacity=capacity).ring_rows(1)
-    first_full = rows + length * period
-    fewest = min(
-        sum(
-            start % period == 0 and written - rows <= start - (frame_stack - 1) and start + length < written
-            for start in range(written)
-        )
-        for written in range(first_full - first_full % unroll, first_full + unroll * period + 1, unroll)
-    )
-    for min_replay in range(1, capacity + 2):
-        try:
-            validate(config(min_replay))
-        except UserError:
-            right = min_replay > min(fewest, capacity) or rows < length + unroll + frame_stack
-            assert right, (min_replay, fewest, rows)
-        else:
-            assert min_replay <= fewest
+        rows_of = [
+            layout(1, unroll_length=unroll_length, period=period, replay_capacity=capacity).ring_length
+            for capacity in range(1, 50)
+        ]
+        for most in range(40):
+            found = layout(unroll_length=unroll_length, period=period).starts_within(most)
+            assert found == sum(rows <= most for rows in rows_of)
 
 
 def test_divisible_counts_pass():
@@ -503,7 +487,9 @@ def test_a_dumped_configuration_reloads_equal(tmp_path_factory, free_form, rate,
 @pytest.mark.parametrize("replay", ["auto", True, False])
 def test_a_dumped_r2d2_configuration_reloads_equal(tmp_path, replay):
     agent = R2D2Config(burn_in=3, dueling=False, start_state="zero", sampling="uniform")
-    config = dataclasses.replace(BASE, agent=agent, checkpoint=CheckpointConfig(replay=replay))
+    config = dataclasses.replace(
+        BASE, agent=agent, network=NetworkConfig(core="gru"), checkpoint=CheckpointConfig(replay=replay)
+    )
     (tmp_path / "dumped.toml").write_text(dump_config(config), encoding="utf-8")
     assert load_config(tmp_path / "dumped.toml") == config
 

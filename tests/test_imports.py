@@ -30,7 +30,7 @@ LAYERS = (
     ("config_file",),
     ("config_checks", "config_flags", "extras"),
     ("config_tables",),
-    ("config_keys",),
+    ("config_keys", "replay_layout"),
     ("config", "types"),
 )
 PURE = {
@@ -40,6 +40,7 @@ PURE = {
     "recurrent",
     "networks",
     "replay",
+    "replay_layout",
     "ops",
     "keys",
     "leaves",
@@ -59,6 +60,7 @@ JAX_FREE = {
     "zerocopy_seed.config_file",
     "zerocopy_seed.doctor",
     "zerocopy_seed.extras",
+    "zerocopy_seed.replay_layout",
     "zerocopy_seed.types",
     "zerocopy_seed.remote",
     "zerocopy_seed.remote.actor",

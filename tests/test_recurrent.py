@@ -13,7 +13,7 @@ from zerocopy_envs.types import (
 )
 from zerocopy_seed.config import NetworkConfig
 from zerocopy_seed.networks import make_network
-from zerocopy_seed.networks.types import split_action_mask, stacked_shape
+from zerocopy_seed.networks.types import stacked_shape
 from zerocopy_seed.recurrent import (
     initial_recurrent,
     network_input_step,
@@ -21,6 +21,7 @@ from zerocopy_seed.recurrent import (
     reset_recurrent,
     stack_frames,
 )
+from zerocopy_seed.types import split_action_mask
 
 SPECS = {
     "vector": EnvironmentSpec(ArraySpec((3,), np.float32), DiscreteAction(3)),

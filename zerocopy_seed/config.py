@@ -172,16 +172,6 @@ class R2D2Config(LearningConfig):
     eval_epsilon: Fraction = 1e-3
     """Probability of a random action in evaluation; 0 is greedy."""
 
-    @property
-    def window_length(self) -> int:
-        """Transitions of a sequence: burn-in, trained rows, look-ahead."""
-        return self.burn_in + self.sequence_length + self.look_ahead
-
-    def ring_rows(self, num_slots: int) -> int:
-        """Steps that the replay keeps of each slot: room for its share of the sequences, in whole unrolls."""
-        rows = -(-self.replay_capacity // num_slots) * self.period
-        return -(-rows // self.unroll_length) * self.unroll_length
-
 
 AgentConfig = VTraceConfig | R2D2Config
 """A union of every agent's dataclass; `agent.name` chooses."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from zerocopy_envs.errors import UserError
 from zerocopy_seed.config import Config, R2D2Config, VTraceConfig
 from zerocopy_seed.config_keys import keys, range_of
+from zerocopy_seed.replay_layout import Layout, make_layout
 
 _MAX_ROWS = 2**30  # half of what int32 counts, since the tree over the starts may have spare leaves
 
@@ -41,10 +42,11 @@ def _validate_vtrace(agent: VTraceConfig, num_envs: int) -> None:
 
 
 def _validate_r2d2(agent: R2D2Config, config: Config) -> None:
-    num_envs = config.env.num_envs
+    num_envs, network = config.env.num_envs, config.network
     _require_multiple("env.num_envs", num_envs, "agent.num_shards", agent.num_shards)
     _require_multiple("agent.batch_size", agent.batch_size, "agent.num_shards", agent.num_shards)
-    _check_period(agent, config.network.core)
+    layout = make_layout(agent, num_slots=num_envs, frame_stack=network.frame_stack)
+    _check_period(layout, network.core)
     if agent.min_replay > agent.replay_capacity:
         raise UserError(
             "agent.min_replay",
@@ -52,12 +54,32 @@ def _validate_r2d2(agent: R2D2Config, config: Config) -> None:
             found=str(agent.min_replay),
             remedy="lower it, or raise agent.replay_capacity",
         )
-    _check_ring(agent, num_envs, config.network.frame_stack)
+    if agent.look_ahead >= agent.n_step:
+        raise UserError(
+            "agent.look_ahead",
+            expected=f"less than agent.n_step = {agent.n_step}, which is as far as targets look",
+            found=str(agent.look_ahead),
+            remedy=f"use {agent.n_step - 1}",
+        )
+    if network.core == "none" and network.name == "default":
+        _require_without_core("agent.burn_in", agent.burn_in, 0)
+        _require_without_core("agent.start_state", agent.start_state, "stored")
+    _check_ring(layout, agent.replay_capacity, num_envs)
 
 
-def _check_period(agent: R2D2Config, core: str) -> None:
-    period, unroll_length = agent.period, agent.unroll_length
-    if core != "none" and period % unroll_length:
+def _require_without_core(subject: str, found: int | str, only: int | str) -> None:
+    if found != only:
+        raise UserError(
+            subject,
+            expected=f"{only!r} with network.core = 'none': there is no core to warm up",
+            found=repr(found),
+            remedy="leave it out, or set network.core",
+        )
+
+
+def _check_period(layout: Layout, core: str) -> None:
+    period, unroll_length = layout.period, layout.unroll_length
+    if core != "none" and not layout.stores_core:
         right = -(-period // unroll_length) * unroll_length
         raise UserError(
             "agent.period",
@@ -66,7 +88,7 @@ def _check_period(agent: R2D2Config, core: str) -> None:
             found=str(period),
             remedy=f"use {right}, or an agent.unroll_length that divides {period}",
         )
-    if period % unroll_length and unroll_length % period:
+    if not layout.period_fits:
         raise UserError(
             "agent.period",
             expected=f"a multiple or a divisor of agent.unroll_length = {unroll_length}",
@@ -75,51 +97,26 @@ def _check_period(agent: R2D2Config, core: str) -> None:
         )
 
 
-def _check_ring(agent: R2D2Config, num_envs: int, frame_stack: int) -> None:
-    rows, period = agent.ring_rows(num_envs), agent.period
-    # An unroll overwrites the oldest rows at once, and stacked frames before a sequence must still be there.
-    needed = agent.window_length + 1 + agent.unroll_length + frame_stack - 1
+def _check_ring(layout: Layout, capacity: int, num_envs: int) -> None:
+    rows, needed = layout.ring_length, layout.least_ring_length
     if rows < needed:
         raise UserError(
             "agent.replay_capacity",
             expected=f"room for {needed} steps of each of env.num_envs = {num_envs}: a sequence "
             "(agent.burn_in + sequence_length + look_ahead), the step after it, an unroll"
-            + (", and the frames stacked before it" if frame_stack > 1 else ""),
-            found=f"{agent.replay_capacity}, which keeps {rows}",
-            remedy=f"use {-(-needed // period) * num_envs}",
+            + (", and the frames stacked before it" if layout.context else ""),
+            found=f"{capacity}, which keeps {rows}",
+            remedy=f"use {-(-needed // layout.period) * num_envs}",
         )
     most = _MAX_ROWS // num_envs
     if rows > most:
-        whole = max(period, agent.unroll_length)
-        fits = most // whole * whole // period * num_envs
+        fits = layout.starts_within(most) * num_envs
         raise UserError(
             "agent.replay_capacity",
             expected=f"at most {_MAX_ROWS} steps of all slots, so that int32 counts them",
-            found=f"{agent.replay_capacity}, which keeps {rows} of each of env.num_envs = {num_envs}",
+            found=f"{capacity}, which keeps {rows} of each of env.num_envs = {num_envs}",
             remedy=f"use at most {fits}" if fits else "lower agent.period or env.num_envs",
         )
-    reachable = num_envs * _always_whole(agent, rows, frame_stack)
-    if agent.min_replay > reachable:
-        raise UserError(
-            "agent.min_replay",
-            expected=f"at most {reachable}, the sequences that are whole at any time with "
-            f"agent.replay_capacity = {agent.replay_capacity}",
-            found=str(agent.min_replay),
-            remedy="lower it, or raise agent.replay_capacity",
-        )
-
-
-def _always_whole(agent: R2D2Config, rows: int, frame_stack: int) -> int:
-    """The fewest sequences that can be drawn from a full ring of `rows`, whichever unroll came last.
-
-    With n steps written, a sequence may start at the multiples of `period` from n - rows + frame_stack - 1
-    (what is before that is overwritten) to n - 1 - window_length (what comes later is not whole).
-    """
-    starts = rows - (frame_stack - 1) - agent.window_length
-    # n is a multiple of unroll_length, which is one of period or a divisor of it
-    stride = min(agent.period, agent.unroll_length)
-    before_first = agent.period - stride + (1 - frame_stack) % stride
-    return max(0, (starts - 1 - before_first) // agent.period + 1)
 
 
 def _require_multiple(subject: str, value: int, divisor_name: str, divisor: int) -> None:

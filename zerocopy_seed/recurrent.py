@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 from zerocopy_envs.types import EnvironmentSpec, MultiDiscreteAction, StepType, TimeStep
 from zerocopy_seed.networks import NetworkInput
-from zerocopy_seed.networks.types import has_no_channels, split_action_mask
-from zerocopy_seed.types import Key, RecurrentState
+from zerocopy_seed.networks.types import has_no_channels
+from zerocopy_seed.types import Key, RecurrentState, split_action_mask
 
 Array = jax.Array
 

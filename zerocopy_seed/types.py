@@ -7,7 +7,7 @@ Everything here is a NamedTuple: a pytree that passes through jit, vmap, scan an
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from zerocopy_envs.types import StepType, TimeStep
@@ -29,6 +29,14 @@ def valid_transitions(step_type: Array) -> Array:
     Others carry no loss, no entropy, no priority and no count, and cut every trace.
     """
     return step_type[1:] != StepType.FIRST
+
+
+def split_action_mask(observation: Any) -> tuple[Any, Any]:
+    """An observation (or its spec) without the top-level `action_mask`, and the mask or None."""
+    if isinstance(observation, Mapping) and "action_mask" in observation:
+        rest = {name: leaf for name, leaf in observation.items() if name != "action_mask"}
+        return rest, observation["action_mask"]
+    return observation, None
 
 
 class Counter(NamedTuple):

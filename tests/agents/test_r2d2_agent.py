@@ -46,6 +46,7 @@ from zerocopy_seed.ops.exploration import deal_rungs, epsilon_ladder
 from zerocopy_seed.ops.q_learning import n_step_double_q
 from zerocopy_seed.recurrent import init_network, network_input_unroll
 from zerocopy_seed.replay import sum_tree
+from zerocopy_seed.replay_layout import make_layout
 from zerocopy_seed.rollout import unroll
 from zerocopy_seed.types import ActingParams, Mode, valid_transitions
 
@@ -126,13 +127,7 @@ def make(config=CONFIG, network=LSTM, environment=None, num_slots=SLOTS):
     agent = make_agent(config, network, environment.spec, num_slots=num_slots)
     module = make_network(network, environment.spec)
     slots = jnp.arange(num_slots, dtype=jnp.int32)
-    layout = replays.Layout(
-        config.unroll_length,
-        config.burn_in + config.sequence_length + config.look_ahead,
-        config.period,
-        network.frame_stack - 1,
-        -(-config.replay_capacity // num_slots),
-    )
+    layout = make_layout(config, num_slots=num_slots, frame_stack=network.frame_stack)
 
     def one_unroll(params, actor):
         return unroll(

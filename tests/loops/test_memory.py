@@ -11,6 +11,7 @@ from zerocopy_seed.config import Config, EnvConfig, R2D2Config, VTraceConfig
 from zerocopy_seed.loops import memory
 from zerocopy_seed.loops.memory import available_memory, check_memory, in_gigabytes, num_bytes
 from zerocopy_seed.loops.on_device import TrainState
+from zerocopy_seed.replay_layout import make_layout
 from zerocopy_seed.types import LearnerState
 
 GB = 10**9
@@ -38,7 +39,9 @@ def array(size):
 
 def make_state(config=CONFIG, row_bytes=100_000, params=2 * GB, actor=GB):
     """Types of a run whose replay has `row_bytes` for every row of every slot: 10 GB."""
-    rows = config.agent.ring_rows(config.env.num_envs) if isinstance(config.agent, R2D2Config) else 0
+    rows = 0
+    if isinstance(config.agent, R2D2Config):
+        rows = make_layout(config.agent, num_slots=config.env.num_envs, frame_stack=1).ring_length
     replay = {"rows": jax.ShapeDtypeStruct((config.env.num_envs, rows, row_bytes), jnp.uint8)}
     values = dict.fromkeys(LearnerState._fields, ()) | {"params": array(params), "replay": replay}
     return TrainState(LearnerState(**values), array(actor), ())  # type: ignore[arg-type]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from zerocopy_seed.replay import Layout
+from zerocopy_seed.replay_layout import Layout
 
 
 class RingModel:

@@ -10,7 +10,7 @@ from jax import lax
 
 from zerocopy_envs.types import TimeStep
 from zerocopy_seed import replay as replays
-from zerocopy_seed.replay import Layout
+from zerocopy_seed.replay_layout import Layout
 from zerocopy_seed.types import RecurrentState, Trajectory
 
 NUM_SLOTS, BATCH = 8, 16

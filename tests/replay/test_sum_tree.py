@@ -94,12 +94,14 @@ def test_a_million_leaves_of_very_different_masses():
     levels[-1].reshape(-1)[:num_leaves] = masses
     for depth in (2, 1, 0):
         levels[depth][...] = levels[depth + 1].sum(-1).reshape(levels[depth].shape)
-    large, large_mass = np.array([3, 500_000, 999_999]), np.array([1e1, 5e2, 1e4], np.float32)
+    large, large_mass = np.array([3, 500_000, 999_999]), np.array([1e1, 1e3, 1e4], np.float32)
     masses[large] = large_mass
 
     @jax.jit
     def run(tree, uniforms):
-        tree = sum_tree.set_masses(tree, large, large_mass)
+        # Where one comes twice its largest mass counts, in whatever order.
+        mass = np.array([5.0, 1e3, 1e4, 1e1, 1.0], np.float32)
+        tree = sum_tree.set_masses(tree, np.append(large, large[:2]), mass)
         drawn = sum_tree.sample(tree, uniforms)
         return drawn[0], sum_tree.masses(tree, drawn[0]), sum_tree.total_mass(tree)[0]
 

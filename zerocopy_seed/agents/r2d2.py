@@ -27,6 +27,7 @@ from zerocopy_seed.recurrent import (
     initial_recurrent,
     network_input_step,
 )
+from zerocopy_seed.replay_layout import make_layout
 from zerocopy_seed.types import (
     ActingParams,
     Agent,
@@ -97,13 +98,7 @@ def make_r2d2_agent(
             remedy="set it so, or take the core out of the network",
         )
     ladder = epsilon_ladder(num_slots, config.epsilon_base, config.epsilon_alpha)[deal_rungs(num_slots)]
-    layout = replays.Layout(
-        unroll_length=config.unroll_length,
-        window_length=config.burn_in + config.sequence_length + config.look_ahead,
-        period=config.period,
-        context=frame_stack - 1,
-        min_starts=-(-config.replay_capacity // num_slots),
-    )
+    layout = make_layout(config, num_slots=num_slots, frame_stack=frame_stack)
 
     def init(key: Key) -> LearnerState:
         learner_key, network_key = jax.random.split(key)
@@ -169,9 +164,7 @@ def make_r2d2_agent(
     def learn(state: LearnerState, trajectory: Trajectory) -> tuple[LearnerState, dict[str, Array]]:
         settings = state.settings
         replay = insert(state.replay, trajectory, settings)
-        num_stored = sum_over_devices(
-            jnp.minimum(replay.completed, layout.starts).sum(dtype=jnp.int32), axis_name
-        )
+        num_stored = sum_over_devices(replay.completed.sum(dtype=jnp.int32), axis_name)
         ready = num_stored >= config.min_replay
         learning_rate = decayed_learning_rate(settings, state.env_steps)
         optimizer = make_optimizer(config.optimizer, settings, learning_rate)

@@ -16,8 +16,8 @@ from zerocopy_seed.ops.distributions import ILLEGAL_LOGIT
 from zerocopy_seed.ops.exploration import is_legal
 from zerocopy_seed.ops.q_learning import n_step_double_q, n_step_returns, q_of, sequence_priority
 from zerocopy_seed.recurrent import network_input_unroll
+from zerocopy_seed.replay import Windows
 from zerocopy_seed.types import Array, valid_transitions
-from zerocopy_seed.types import Trajectory as Windows
 
 
 def q_values(output: NetworkOutput, *, dueling: bool) -> Array:

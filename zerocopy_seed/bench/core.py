@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import platform
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,8 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from zerocopy_envs.errors import UserError
-from zerocopy_seed.bench.on_device import pin_to_one_core
+from zerocopy_seed.bench.command import pin_to_one_core, print_json, require_no_choice
 from zerocopy_seed.config import Config
 from zerocopy_seed.networks.core import LSTM
 
@@ -88,22 +85,18 @@ def run(configs: Sequence[Config] = (), *, num_envs: Sequence[int] = (), as_json
     """Measures on one core and prints the figures; JSON comes as one object on the last line.
 
     Args:
-      configs: must be empty, since the size is fixed.
+      configs: must be empty, since the shape is fixed.
       num_envs: likewise.
       as_json: print only the JSON object.
 
     Raises:
       UserError: for a configuration or numbers of environments.
     """
-    for flag, given in (("--config", configs), ("--num-envs", num_envs)):
-        if given:
-            raise UserError(f"bench core: {flag}", expected="none, its size is fixed", remedy="leave it out")
+    require_no_choice("core", configs, num_envs)
     pin_to_one_core()
     result = measure()
     if as_json:
-        device = jax.devices()[0]
-        machine = {"device": device.device_kind, "platform": device.platform, "host": platform.machine()}
-        print(json.dumps({"bench": "core", **machine, **result}))
+        print_json("core", result)
         return
     print(
         f"LSTM of {result['size']}, T={result['T']}, B={result['B']}: forward and backward "

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
-import platform
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,6 +13,7 @@ import numpy as np
 from jax import lax
 
 from zerocopy_seed.agents import make_agent
+from zerocopy_seed.bench.command import pin_to_one_core, print_json
 from zerocopy_seed.config import Config, EnvConfig, VTraceConfig
 from zerocopy_seed.loops.environments import make_environment
 from zerocopy_seed.loops.on_device import init_train_state, make_dispatch, make_update, make_window
@@ -27,12 +25,6 @@ DEFAULT_CONFIG = Config(
     total_env_steps=1,
     agent=VTraceConfig(unroll_length=128),
 )
-
-
-def pin_to_one_core() -> None:
-    """Keeps this process on one core: on several, timings wander. Call it before JAX starts its threads."""
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 
 
 def make_parts(config: Config) -> tuple[dict[str, Callable[..., Any]], dict[str, tuple]]:
@@ -158,7 +150,6 @@ def run(
       as_json: print only the JSON object.
     """
     pin_to_one_core()
-    device = jax.devices()[0]
     results = []
     sizes = [(config, size) for config in configs for size in num_envs or (config.env.num_envs,)]
     for config, size in sizes:
@@ -174,6 +165,4 @@ def run(
                 flush=True,
             )
     if as_json:
-        machine = {"device": device.device_kind, "platform": device.platform, "host": platform.machine()}
-        body = results[0] if len(results) == 1 else {"results": results}
-        print(json.dumps({"bench": "on_device", **machine, **body}))
+        print_json("on_device", results[0] if len(results) == 1 else {"results": results})

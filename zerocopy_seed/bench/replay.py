@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import platform
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -15,9 +13,10 @@ from jax import lax
 from zerocopy_envs.errors import UserError
 from zerocopy_envs.types import StepType, TimeStep
 from zerocopy_seed import replay as replays
-from zerocopy_seed.bench.on_device import pin_to_one_core
+from zerocopy_seed.bench.command import pin_to_one_core, print_json, require_no_choice
 from zerocopy_seed.config import Config
 from zerocopy_seed.extras import install_command
+from zerocopy_seed.replay_layout import Layout
 from zerocopy_seed.types import Array, RecurrentState, Trajectory
 
 NUM_SLOTS = 64
@@ -45,7 +44,7 @@ class Cycle(NamedTuple):
 
 def our_cycle(num_sequences: int) -> Cycle:
     """This package's; a sequence has SEQUENCE_LENGTH transitions, so one row more than flashbax's."""
-    layout = replays.Layout(PERIOD, SEQUENCE_LENGTH, PERIOD, context=0, min_starts=num_sequences // NUM_SLOTS)
+    layout = Layout(PERIOD, SEQUENCE_LENGTH, PERIOD, context=0, min_starts=num_sequences // NUM_SLOTS)
     row = jax.tree.map(lambda x: x[0, 0], _rows(_make_unroll()))
 
     def insert(replay, unroll):
@@ -92,7 +91,7 @@ def flashbax_cycle(num_sequences: int) -> Cycle:
         min_length_time_axis=SEQUENCE_LENGTH,
         max_length_time_axis=num_sequences // NUM_SLOTS * PERIOD,
         priority_exponent=PRIORITY_EXPONENT,
-        device="cpu",
+        device=jax.default_backend(),
     )
 
     def insert(state, unroll):
@@ -167,24 +166,18 @@ def run(configs: Sequence[Config] = (), *, num_envs: Sequence[int] = (), as_json
     """Measures on one core and prints the figures; JSON comes as one object on the last line.
 
     Args:
-      configs: none; the shape is fixed.
-      num_envs: none.
+      configs: must be empty, since the shape is fixed.
+      num_envs: likewise.
       as_json: print only the JSON object.
 
     Raises:
       UserError: a configuration or a number of environments is given, or flashbax is missing.
     """
-    for flag, given in (("--config", configs), ("--num-envs", num_envs)):
-        if given:
-            raise UserError(
-                f"bench replay {flag}", expected="nothing, its shape is fixed", remedy=f"leave {flag} out"
-            )
+    require_no_choice("replay", configs, num_envs)
     pin_to_one_core()
-    device = jax.devices()[0]
     found = measure()
     if as_json:
-        machine = {"device": device.device_kind, "platform": device.platform, "host": platform.machine()}
-        print(json.dumps({"bench": "replay", **machine, **found}))
+        print_json("replay", found)
         return
     by_size = ", ".join(f"{us:.0f} us at {size}" for size, us in found["cycle_us_by_num_sequences"].items())
     print(

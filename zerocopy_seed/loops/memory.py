@@ -12,6 +12,7 @@ import jax
 from zerocopy_envs.errors import UserError
 from zerocopy_seed.config import Config, R2D2Config
 from zerocopy_seed.loops.on_device import TrainState
+from zerocopy_seed.replay_layout import make_layout
 
 
 def num_bytes(tree: Any) -> int:
@@ -71,9 +72,9 @@ def _require_room(config: Config, replay: int, copy: int, other: int, limit: int
             found=f"{in_gigabytes(other)} for {num_envs} environments and the network",
             remedy="lower it, or make the network smaller",
         )
-    rows = agent.ring_rows(num_envs) * (limit - other) // (replay + copy)
-    whole = max(agent.period, agent.unroll_length)
-    fitting = rows // whole * whole // agent.period * num_envs
+    layout = make_layout(agent, num_slots=num_envs, frame_stack=config.network.frame_stack)
+    rows = layout.ring_length * (limit - other) // (replay + copy)
+    fitting = layout.starts_within(rows) * num_envs
     remedy = f"use at most {fitting}" if fitting else "lower env.num_envs as well"
     if copy and replay + other <= limit:
         remedy += ", or set checkpoint.replay = false"

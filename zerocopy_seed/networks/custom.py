@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from zerocopy_envs.errors import UserError, did_you_mean, users_code
 from zerocopy_envs.types import BoundedAction, DiscreteAction, EnvironmentSpec
 from zerocopy_seed.config import NetworkConfig
-from zerocopy_seed.networks.types import NetworkInput, NetworkOutput, split_action_mask, stacked_shape
+from zerocopy_seed.networks.types import NetworkInput, NetworkOutput, stacked_shape
+from zerocopy_seed.types import split_action_mask
 
 _GIVEN = ("spec", "num_policy_params")
 _CONTRACT = "see the contract in zerocopy_seed.networks"

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from zerocopy_seed.networks.core import RecurrentCore
-from zerocopy_seed.networks.types import NetworkInput, split_action_mask
+from zerocopy_seed.networks.types import NetworkInput
+from zerocopy_seed.types import split_action_mask
 
 
 class Network(nn.Module):

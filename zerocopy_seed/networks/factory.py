@@ -18,8 +18,9 @@ from zerocopy_seed.networks.custom import make_custom_network
 from zerocopy_seed.networks.default import Network
 from zerocopy_seed.networks.heads import PolicyValueHeads, dense_init
 from zerocopy_seed.networks.torso import Torso
-from zerocopy_seed.networks.types import split_action_mask, stacked_shape
+from zerocopy_seed.networks.types import stacked_shape
 from zerocopy_seed.ops.distributions import make_distribution
+from zerocopy_seed.types import split_action_mask
 
 _ACTIVATIONS = {"relu": nn.relu, "tanh": nn.tanh, "silu": nn.silu}
 _CORES = {"lstm": LSTM, "gru": GRU}

@@ -49,7 +49,8 @@ def recurrence(
     @jax.custom_vjp
     def run(kernel, bias, inputs, first, carry):
         def step(carry, row):
-            output, carry = advance_once(advance, spread, kernel, bias, *row, carry)
+            row, first = row
+            output, carry = advance_once(advance, spread, kernel, bias, row, first, carry)
             return carry, output
 
         carry, hidden = lax.scan(step, carry, (inputs, first))

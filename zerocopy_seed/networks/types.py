@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -36,14 +35,6 @@ class NetworkOutput(NamedTuple):
 
     policy: Array
     value: Array
-
-
-def split_action_mask(observation: Any) -> tuple[Any, Any]:
-    """An observation (or its spec) without the top-level `action_mask`, and the mask or None."""
-    if isinstance(observation, Mapping) and "action_mask" in observation:
-        rest = {name: leaf for name, leaf in observation.items() if name != "action_mask"}
-        return rest, observation["action_mask"]
-    return observation, None
 
 
 def stacked_shape(shape: tuple[int, ...], frame_stack: int) -> tuple[int, ...]:

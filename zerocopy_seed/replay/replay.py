@@ -1,8 +1,7 @@
-"""Rings of rows, windows over them, and the masses by which windows are drawn.
+"""Which windows of the rings may be drawn, and with what mass.
 
-A row is a timestep, the action that led to it, and what the behaviour policy said there: so each step is
-stored once, and a window's actions are read from the rows after them. All arrays have a leading axis of slots
-(or of shards, a block of slots each), which may be spread over devices. The empty replay is all zeros.
+All arrays have a leading axis of slots (or of shards, a block of slots each), which may be spread over
+devices. The empty replay is all zeros.
 
 Whatever is read is read after all that is written, else XLA copies the rings (a donated ring is written in
 place).
@@ -16,21 +15,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from zerocopy_envs.types import StepType, TimeStep
+from zerocopy_envs.types import StepType
 from zerocopy_seed.replay import sum_tree
-from zerocopy_seed.replay.layout import Layout
+from zerocopy_seed.replay.ring import Rows, Windows, read_windows, write_core, write_rows
 from zerocopy_seed.replay.sum_tree import SumTree
-from zerocopy_seed.types import Array, RecurrentState, Trajectory
-
-MAX_COUNTED = 2**30
-
-
-class Rows(NamedTuple):
-    """Leaves [slots, ring_length, ...]: a timestep, the action before it, the policy's word on it."""
-
-    timestep: TimeStep
-    last_action: Array
-    actor_output: Any
+from zerocopy_seed.replay_layout import Layout
+from zerocopy_seed.types import Array, Trajectory
 
 
 class Replay(NamedTuple):
@@ -42,7 +32,7 @@ class Replay(NamedTuple):
       cursor: [slots] int32, the ring's row to write next.
       run: [slots] int32, rows before the cursor without a gap between them; at most ring_length.
       written: [slots] uint32, rows ever written, modulo 2^32.
-      completed: [slots] int32, windows ever whole; at most 2^30.
+      completed: [slots] int32, windows that were ever whole; at most all starts.
       masses: of all starts; 0 where no window can be drawn.
     """
 
@@ -84,13 +74,15 @@ def make_replay(layout: Layout, row: Rows, core: Any, *, num_slots: int, num_sha
       num_shards: blocks of slots drawn from apart.
 
     Raises:
-      ValueError: rows that do not fit each other; starts at which no unroll begins, where there is a core.
+      ValueError: a ring too short; starts at which no unroll begins, where there is a core.
     """
-    layout.check()
-    if jax.tree.leaves(core) and layout.period % layout.unroll_length:
+    if not (layout.stores_core if jax.tree.leaves(core) else layout.period_fits):
         raise ValueError(
-            f"period {layout.period}: expected a multiple of {layout.unroll_length}, with a core"
+            f"period {layout.period}: expected a multiple of {layout.unroll_length}, "
+            "or without a core a divisor"
         )
+    if layout.ring_length < layout.least_ring_length:
+        raise ValueError(f"ring of {layout.ring_length} rows: expected {layout.least_ring_length} at least")
 
     def zeros(*leading: int) -> Callable[[Any], Array]:
         return lambda leaf: jnp.zeros((*leading, *leaf.shape), leaf.dtype)
@@ -111,7 +103,7 @@ def insert(
     replay: Replay,
     trajectory: Trajectory,
     slot: Array,
-    initial_mass: Callable[[Trajectory], Array],
+    initial_mass: Callable[[Windows], Array],
 ) -> Replay:
     """Writes unrolls behind the cursors of their slots.
 
@@ -123,57 +115,54 @@ def insert(
       replay: what is written to.
       trajectory: [T, B]. Row T is not stored: it is row 0 of what follows.
       slot: [B] int32, each at most once; a number past the last slot is not stored.
-      initial_mass: windows [window_length, n], of which only what it uses is read -> masses [n] float32.
+      initial_mass: n windows, of which only what it uses is read -> masses [n] float32.
     """
     num_slots, length = replay.cursor.shape[0], layout.unroll_length
-    inside = slot < num_slots
-    nearest = jnp.minimum(slot, num_slots - 1)
-    cursor = replay.cursor[nearest]
+    is_stored = slot < num_slots
+    slot = jnp.minimum(slot, num_slots)  # else places of large numbers overflow into the rings
+    clipped_slot = jnp.minimum(slot, num_slots - 1)
+    cursor = replay.cursor[clipped_slot]
+    end = cursor + length
 
     # Frames before an episode's FIRST are not looked at, so there the context need not be in the ring.
     begins = trajectory.timestep.step_type[0] == StepType.FIRST
-    run = jnp.where(trajectory.continues, replay.run[nearest], jnp.where(begins, layout.context, 0))
+    run = jnp.where(trajectory.continues, replay.run[clipped_slot], jnp.where(begins, layout.context, 0))
     run = jnp.minimum(run + length, layout.ring_length)
 
     replay = replay._replace(
-        rows=_write_rows(layout, replay.rows, trajectory, slot, cursor),
-        core=_write_core(layout, replay.core, trajectory.recurrent.core, inside, nearest, cursor),
-        cursor=replay.cursor.at[slot].set((cursor + length) % layout.ring_length, mode="drop"),
+        rows=write_rows(layout, replay.rows, trajectory, slot, cursor),
+        core=write_core(layout, replay.core, trajectory.recurrent.core, slot, cursor),
+        cursor=replay.cursor.at[slot].set(end % layout.ring_length, mode="drop"),
         run=replay.run.at[slot].set(run, mode="drop"),
         written=replay.written.at[slot].add(jnp.uint32(length), mode="drop"),
     )
 
-    # From here on a row for each start, a column for each unroll.
-    cursor, run, inside, nearest = (x[None] for x in (cursor, run, inside, nearest))
+    # From here on a row for each start, a column for each unroll. Starts are counted in periods.
+    rows = (cursor, end, run, is_stored, clipped_slot)
+    cursor, end, run, is_stored, clipped_slot = (x[None] for x in rows)
 
     def count(number: int) -> Array:
         return jnp.arange(number, dtype=jnp.int32)[:, None]
 
-    def is_whole(behind: Array) -> Array:
-        return inside & (behind > layout.window_length) & (behind + layout.context <= run)
+    oldest = -(-cursor // layout.period) + count(layout.overwritten_per_insert)
+    is_overwritten = is_stored & (oldest * layout.period - layout.context < end)
 
-    overwritten = -(-cursor // layout.period) + count(layout.overwritten_per_insert)
-    behind = cursor + length - overwritten * layout.period
-    # A short window may be whole again where its forerunner was overwritten: a start is set only once.
-    gone = inside & (behind + layout.context > 0) & ~is_whole(behind)
+    newest = (end - 1 - layout.window_length) // layout.period - count(layout.completed_per_insert)
+    age = end - newest * layout.period  # rows from the start to the cursor
+    is_new = (age > layout.window_length) & (age <= layout.window_length + length)
+    is_whole = is_stored & is_new & (age + layout.context <= run)
+    start = newest % layout.starts
+    slots = jnp.broadcast_to(clipped_slot, start.shape)
+    windows = read_windows(layout, replay.rows, replay.core, slots.reshape(-1), start.reshape(-1))
+    mass = jnp.where(is_whole, initial_mass(windows).reshape(start.shape), 0.0)
 
-    # Rows counted from a ring's length before the ring, so that nothing is negative.
-    end = cursor + length + layout.ring_length
-    newest = (end - 1 - layout.window_length) // layout.period
-    completed = newest - count(layout.completed_per_insert)
-    behind = end - completed * layout.period
-    whole = is_whole(behind) & (behind <= layout.window_length + length)
-    start = completed % layout.starts
-    slots = jnp.broadcast_to(nearest, start.shape)
-    windows = _read_windows(layout, replay, slots.reshape(-1), start.reshape(-1))
-    mass = jnp.where(whole, initial_mass(windows).reshape(start.shape), 0.0)
-
-    leaf = _leaf(layout, replay, nearest, jnp.concatenate([overwritten % layout.starts, start]))
-    index = jnp.where(jnp.concatenate([gone, whole]), leaf, replay.masses[-1].size)
-    mass = jnp.concatenate([jnp.zeros(gone.shape), mass])
-    num_completed = replay.completed.at[slot].add(whole.sum(0, dtype=jnp.int32), mode="drop")
+    # A short window may be whole again where its forerunner was overwritten: the larger mass counts.
+    leaf = _leaf(layout, replay, clipped_slot, jnp.concatenate([oldest % layout.starts, start]))
+    index = jnp.where(jnp.concatenate([is_overwritten, is_whole]), leaf, replay.masses[-1].size)
+    mass = jnp.concatenate([jnp.zeros(oldest.shape), mass])
+    completed = replay.completed.at[slot].add(is_whole.sum(0, dtype=jnp.int32), mode="drop")
     return replay._replace(
-        completed=jnp.minimum(num_completed, MAX_COUNTED),
+        completed=jnp.minimum(completed, layout.starts),
         masses=sum_tree.set_masses(replay.masses, index.reshape(-1), mass.reshape(-1)),
     )
 
@@ -183,7 +172,7 @@ def num_uniforms(replay: Replay) -> int:
     return sum_tree.num_draws(replay.masses)
 
 
-def sample(layout: Layout, replay: Replay, uniforms: Array, *, num_shards: int) -> tuple[Draw, Trajectory]:
+def sample(layout: Layout, replay: Replay, uniforms: Array, *, num_shards: int) -> tuple[Draw, Windows]:
     """Draws windows in proportion to their masses, the same number from every shard.
 
     Args:
@@ -193,18 +182,17 @@ def sample(layout: Layout, replay: Replay, uniforms: Array, *, num_shards: int) 
       num_shards: of all devices together.
 
     Returns:
-      What was drawn, [shards here * n], and the windows, [window_length, shards here * n]: `recurrent` enters
-      their first row, with `continues` True.
+      What was drawn, [shards here * n], and the windows.
     """
     totals = sum_tree.total_mass(replay.masses)
     index = sum_tree.sample(replay.masses, uniforms).reshape(-1)
     total = jnp.repeat(totals, uniforms.shape[1])
     probability = sum_tree.masses(replay.masses, index) / jnp.where(total > 0.0, total, 1.0) / num_shards
     slot, start = _place(layout, replay, index)
-    behind = (replay.cursor[slot] - start * layout.period - 1) % layout.ring_length + 1
-    room = jnp.maximum(layout.ring_length - behind - layout.context, 0).astype(jnp.uint32)
+    age = (replay.cursor[slot] - start * layout.period - 1) % layout.ring_length + 1
+    room = jnp.maximum(layout.ring_length - age - layout.context, 0).astype(jnp.uint32)
     draw = Draw(index, probability, slot, replay.written[slot], room)
-    return draw, _read_windows(layout, replay, slot, start)
+    return draw, read_windows(layout, replay.rows, replay.core, slot, start)
 
 
 def set_masses(replay: Replay, draw: Draw, mass: Array, where: Array | bool = True) -> Replay:
@@ -212,87 +200,13 @@ def set_masses(replay: Replay, draw: Draw, mass: Array, where: Array | bool = Tr
 
     Args:
       replay: the one drawn from, or a later one.
-      draw: from `sample`.
+      draw: from `sample`. A window that was drawn twice takes the larger mass.
       mass: [n] float32, not negative.
       where: [n] or scalar bool; False leaves a mass as it is.
     """
-    present = replay.written[draw.slot] - draw.written <= draw.room
-    index = jnp.where(present & (draw.probability > 0.0) & where, draw.index, replay.masses[-1].size)
+    is_there = replay.written[draw.slot] - draw.written <= draw.room
+    index = jnp.where(is_there & (draw.probability > 0.0) & where, draw.index, replay.masses[-1].size)
     return replay._replace(masses=sum_tree.set_masses(replay.masses, index, mass))
-
-
-def _write_rows(layout: Layout, rows: Rows, trajectory: Trajectory, slot: Array, cursor: Array) -> Rows:
-    length = layout.unroll_length
-    unrolls_per_slot = layout.ring_length // length
-    # A cursor is a multiple of T, so an unroll goes to one place; out of bounds past the last slot.
-    place = slot * unrolls_per_slot + cursor // length
-    before = jnp.concatenate([trajectory.recurrent.last_action[None], trajectory.action[:-1]])
-    timestep = jax.tree.map(lambda x: x[:-1], trajectory.timestep)
-
-    def write(ring: Array, unrolls: Array) -> Array:
-        blocks = ring.reshape(-1, length, *ring.shape[2:])
-        return blocks.at[place].set(jnp.swapaxes(unrolls, 0, 1), mode="drop").reshape(ring.shape)
-
-    return jax.tree.map(write, rows, Rows(timestep, before, trajectory.actor_output))
-
-
-def _write_core(layout: Layout, stored: Any, core: Any, inside: Array, nearest: Array, cursor: Array) -> Any:
-    at_start = inside & (cursor % layout.period == 0)
-
-    def write(stored: Array, entering: Array) -> Array:
-        flat = stored.reshape(-1, *stored.shape[2:])
-        place = jnp.where(at_start, nearest * layout.starts + cursor // layout.period, flat.shape[0])
-        return flat.at[place].set(entering, mode="drop").reshape(stored.shape)
-
-    return jax.tree.map(write, stored, core)
-
-
-def _read_windows(layout: Layout, replay: Replay, slot: Array, start: Array) -> Trajectory:
-    """The windows at `start` [n] (counted in periods) of `slot` [n].
-
-    `actor_output` has the row [window_length] too, since what was said there bootstraps.
-    """
-    context, length = layout.context, layout.window_length
-    offsets = jnp.arange(-context, length + 1, dtype=jnp.int32)[:, None]
-    row = (start[None] * layout.period + offsets) % layout.ring_length
-    place = slot[None] * layout.ring_length + row
-
-    def read(ring: Array) -> Array:
-        flat = ring.reshape(-1, *ring.shape[2:])
-        return flat.at[place].get(mode="promise_in_bounds")
-
-    rows = jax.tree.map(read, replay.rows)
-    timestep, last_action, actor_output = jax.tree.map(lambda x: x[context:], rows)
-    core = jax.tree.map(
-        lambda stored: stored.reshape(-1, *stored.shape[2:])[slot * layout.starts + start], replay.core
-    )
-    frames: Any = ()
-    if context:
-        frames = _frames(rows.timestep, context)
-    return Trajectory(
-        timestep=timestep,
-        action=last_action[1:],
-        actor_output=actor_output,
-        recurrent=RecurrentState(core, frames, last_action[0]),
-        slot=slot,
-        continues=jnp.ones(slot.shape, bool),
-    )
-
-
-def _frames(timestep: TimeStep, context: int) -> Any:
-    """The frames before row `context`, [n, context, ...]; zeros before the episode that reaches up to it."""
-    first = timestep.step_type[:context] == StepType.FIRST
-    # whether an episode begins between a row (exclusive) and the window
-    later = jnp.flip(jnp.cumsum(jnp.flip(first.astype(jnp.int32), 0), 0), 0) - first
-    observation = timestep.observation
-    if isinstance(observation, dict):
-        observation = {name: leaf for name, leaf in observation.items() if name != "action_mask"}
-
-    def visible(x: Array) -> Array:
-        seen = (later == 0).reshape(later.shape + (1,) * (x.ndim - 2))
-        return jnp.moveaxis(jnp.where(seen, x[:context], jnp.zeros((), x.dtype)), 0, 1)
-
-    return jax.tree.map(visible, observation)
 
 
 def _leaf(layout: Layout, replay: Replay, slot: Array, start: Array) -> Array:

@@ -61,16 +61,16 @@ def set_masses(tree: SumTree, index: Array, mass: Array) -> SumTree:
 
     Args:
       tree: what `make_sum_tree` made.
-      index: [n] int32 leaves; one past the last is ignored. Where one comes twice, its masses must be equal.
+      index: [n] int32 leaves; one past the last is ignored. Where one comes twice, its largest mass counts.
       mass: [n] float32, not negative.
     """
-    levels = []
-    for level in reversed(tree):
-        flat = level.reshape(-1).at[index].set(mass, mode="drop")
-        levels.append(flat.reshape(level.shape))
-        index = index // level.shape[-1]
-        if level is not tree[0]:
-            mass = levels[-1].at[index].get(mode="clip").sum(-1)
+    # Not set at once: where a leaf comes twice the order of a scatter is undefined.
+    leaves = tree[-1].reshape(-1).at[index].set(0.0, mode="drop").at[index].max(mass, mode="drop")
+    levels = [leaves.reshape(tree[-1].shape)]
+    for level in reversed(tree[:-1]):
+        index = index // levels[-1].shape[-1]
+        mass = levels[-1].at[index].get(mode="clip").sum(-1)
+        levels.append(level.reshape(-1).at[index].set(mass, mode="drop").reshape(level.shape))
     return tuple(reversed(levels))
 
 

@@ -1,0 +1,40 @@
+"""What the benches' commands have in common."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from zerocopy_envs.errors import UserError
+from zerocopy_seed.config import Config
+
+
+def pin_to_one_core() -> None:
+    """Keeps this process on one core: on several, timings wander. Call it before JAX starts its threads."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+
+
+def require_no_choice(bench: str, configs: Sequence[Config], num_envs: Sequence[int]) -> None:
+    """For benches of one fixed shape.
+
+    Raises:
+      UserError: for a configuration or numbers of environments.
+    """
+    for flag, given in (("--config", configs), ("--num-envs", num_envs)):
+        if given:
+            raise UserError(
+                f"bench {bench}: {flag}", expected="none, since its shape is fixed", remedy="leave it out"
+            )
+
+
+def print_json(bench: str, figures: dict[str, Any]) -> None:
+    """Prints one object on one line: the bench, the machine, the figures."""
+    device = jax.devices()[0]
+    machine = {"device": device.device_kind, "platform": device.platform, "host": platform.machine()}
+    print(json.dumps({"bench": bench, **machine, **figures}))

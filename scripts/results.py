@@ -163,11 +163,17 @@ def main() -> None:
     )
     parser.add_argument("group", choices=EXPERIMENTS, help="which experiments")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="seeds of each experiment")
-    parser.add_argument("--only", help="run only experiments whose name contains this")
+    parser.add_argument(
+        "--only", help="run only experiments whose name contains this, and keep the others' results"
+    )
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "docs" / "results", help="where to write")
     arguments = parser.parse_args()
 
+    written = arguments.out / f"{arguments.group}.json"
     results = []
+    if arguments.only and written.exists():
+        kept = json.loads(written.read_text())["results"]
+        results = [result for result in kept if arguments.only not in result["experiment"]]
     with tempfile.TemporaryDirectory() as scratch:
         for index, experiment in enumerate(EXPERIMENTS[arguments.group]):
             if arguments.only and arguments.only not in experiment.name:
@@ -180,10 +186,12 @@ def main() -> None:
                     f"(goal {result['goal']}) after {result['env_steps']:,} env_steps, {result['train_s']} s",
                     flush=True,
                 )
+    order = [experiment.name for experiment in EXPERIMENTS[arguments.group]]
+    results.sort(key=lambda result: order.index(result["experiment"]))
     arguments.out.mkdir(parents=True, exist_ok=True)
     machine = f"{platform.machine()}, {platform.python_implementation()} {platform.python_version()}"
     record = {"machine": machine, "results": results}
-    (arguments.out / f"{arguments.group}.json").write_text(json.dumps(record, indent=1) + "\n")
+    written.write_text(json.dumps(record, indent=1) + "\n")
     (arguments.out / f"{arguments.group}.md").write_text(table(results))
     draw(results, arguments.out / f"{arguments.group}.png")
     print(table(results))

@@ -170,10 +170,11 @@ def main() -> None:
     arguments = parser.parse_args()
 
     written = arguments.out / f"{arguments.group}.json"
+    names = [experiment.name for experiment in EXPERIMENTS[arguments.group]]
     results = []
     if arguments.only and written.exists():
-        kept = json.loads(written.read_text())["results"]
-        results = [result for result in kept if arguments.only not in result["experiment"]]
+        kept = [name for name in names if arguments.only not in name]
+        results = [row for row in json.loads(written.read_text())["results"] if row["experiment"] in kept]
     with tempfile.TemporaryDirectory() as scratch:
         for index, experiment in enumerate(EXPERIMENTS[arguments.group]):
             if arguments.only and arguments.only not in experiment.name:
@@ -186,8 +187,7 @@ def main() -> None:
                     f"(goal {result['goal']}) after {result['env_steps']:,} env_steps, {result['train_s']} s",
                     flush=True,
                 )
-    order = [experiment.name for experiment in EXPERIMENTS[arguments.group]]
-    results.sort(key=lambda result: order.index(result["experiment"]))
+    results.sort(key=lambda result: names.index(result["experiment"]))
     arguments.out.mkdir(parents=True, exist_ok=True)
     machine = f"{platform.machine()}, {platform.python_implementation()} {platform.python_version()}"
     record = {"machine": machine, "results": results}

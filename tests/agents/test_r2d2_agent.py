@@ -613,25 +613,9 @@ def test_dqn_is_settings_and_nothing_copies_the_replay(dqn):
     assert np.abs(flat(learner.params) - first_params).max() > 1e-3
 
 
-@pytest.mark.slow
-def test_two_seeds_are_each_alone(dqn):
-    _, window, dispatch, begin = dqn
-    states = jax.jit(jax.vmap(begin))(jnp.arange(2))
-    members = [jax.tree.map(lambda leaf, seed=seed: leaf[seed], states) for seed in range(2)]
-    both = compile_without_copies(jax.vmap(dispatch, in_axes=(0, None, None)), states, window)
-    one = compile_without_copies(dispatch, members[0], window)
-    together, _ = both(states, window, jnp.int32(4))
-    for seed, member in enumerate(members):
-        alone, _ = one(member, window, jnp.int32(4))
-        mine = jax.tree.map(lambda leaf, seed=seed: leaf[seed], together.learner)
-        np.testing.assert_array_equal(mine.replay.rows.last_action, alone.learner.replay.rows.last_action)
-        assert_trees_equal(mine.replay.masses, alone.learner.replay.masses)
-        np.testing.assert_allclose(flat(mine.params), flat(alone.learner.params), atol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seeds", [1, 2])
-def test_nothing_copies_a_recurrent_replay(seeds):
+@pytest.fixture(scope="module")
+def recurrent():
+    """The same of an agent with a core and prioritised sampling."""
     config = dataclasses.replace(CONFIG, replay_capacity=80_000)
     environment = Vectorized(Stretches())
     agent = make_agent(config, LSTM, environment.spec, num_slots=SLOTS)
@@ -641,12 +625,26 @@ def test_nothing_copies_a_recurrent_replay(seeds):
         return init_train_state(agent, environment, seed, SLOTS)
 
     names = metric_names(update, jax.eval_shape(begin, 0))
-    window, dispatch = make_window(len(names)), make_dispatch(update, names)
-    if seeds == 1:
-        compile_without_copies(dispatch, jax.jit(begin)(0), window)
-    else:
-        states = jax.jit(jax.vmap(begin))(jnp.arange(seeds))
-        compile_without_copies(jax.vmap(dispatch, in_axes=(0, None, None)), states, window)
+    return agent, make_window(len(names)), make_dispatch(update, names), begin
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["dqn", "recurrent"])
+def test_two_seeds_are_each_alone(kind, request):
+    _, window, dispatch, begin = request.getfixturevalue(kind)
+    states = jax.jit(jax.vmap(begin))(jnp.arange(2))
+    members = [jax.tree.map(lambda leaf, seed=seed: leaf[seed], states) for seed in range(2)]
+    both = compile_without_copies(jax.vmap(dispatch, in_axes=(0, None, None)), states, window)
+    one = compile_without_copies(dispatch, members[0], window)
+    together, _ = both(states, window, jnp.int32(FIRST_UPDATE + 2))
+    for seed, member in enumerate(members):
+        before = flat(member.learner.params)
+        alone, _ = one(member, window, jnp.int32(FIRST_UPDATE + 2))
+        mine = jax.tree.map(lambda leaf, seed=seed: leaf[seed], together.learner)
+        np.testing.assert_array_equal(mine.replay.rows.last_action, alone.learner.replay.rows.last_action)
+        np.testing.assert_allclose(flat(mine.replay.masses), flat(alone.learner.replay.masses), atol=1e-4)
+        np.testing.assert_allclose(flat(mine.params), flat(alone.learner.params), atol=1e-5)
+        assert np.abs(flat(mine.params) - before).max() > 1e-3
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.75])

@@ -176,7 +176,8 @@ class Checkpointer:
             and where to (a leaf without sharding goes to the first local device).
           step: which one; by default the newest that is intact. Newer ones that are unfinished or damaged
             are passed over, with a warning each.
-          optional: items that a step may lack; the dict then lacks them too.
+          optional: items that a step may lack; the dict then lacks them too. Where no step is intact, one in
+            which only these are damaged is taken without them.
 
         Returns:
           The step, and a pytree of JAX arrays or item -> such a pytree.
@@ -211,6 +212,10 @@ class Checkpointer:
                 self._warn(f"checkpoint {candidate} is damaged and skipped: {error}")
             else:
                 return candidate, self._read(candidate, found, targets)
+        required = {item: target for item, target in targets.items() if item not in optional}
+        if required.keys() != targets.keys():
+            with contextlib.suppress(UserError):
+                return self._restore_newest(required, ())
         listed = ", ".join(map(str, sorted({*finished, *self._unfinished()})))
         raise UserError(
             str(self._directory),

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from zerocopy_envs.errors import UserError, did_you_mean
-from zerocopy_seed.config_file import RUN_CONFIG, load_config, load_run_config
+from zerocopy_seed.config_file import load_config, load_run_config
 from zerocopy_seed.config_flags import add_flags, num_words
 from zerocopy_seed.extras import missing_extra
 
@@ -98,22 +98,24 @@ def _train(parser: _Parser, words: list[str]) -> int:
     own, overrides = _split(words, ("--run-dir", "--resume", "-h", "--help"))
     options = parser.parse_args(own)
     path, run_dir = options.config, options.run_dir
-    if path is None and options.resume and run_dir is not None:
-        path = run_dir / RUN_CONFIG
-    config = None if path is None else load_config(path, overrides)
+    config = None
+    if path is not None:
+        config = load_config(path, overrides)
+    elif options.resume and run_dir is not None:
+        config = load_run_config(run_dir, overrides)
     if options.help:
         add_flags(parser, config)
         parser.print_help()
         return 0
     if options.resume and run_dir is None:
         raise UserError("--resume", expected="--run-dir with the run to go on with", found="none")
-    if path is None or config is None:
+    if config is None:
         raise UserError(
             "train", expected="a configuration file", found="none", remedy=f"usage: {parser.usage}"
         )
     if run_dir is None:
         started = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-        run_dir = pathlib.Path("runs") / f"{pathlib.Path(path).stem}-{started}"
+        run_dir = pathlib.Path("runs") / f"{pathlib.Path(str(path)).stem}-{started}"
 
     from zerocopy_seed.loops.signals import StopRequest
 

@@ -7,6 +7,7 @@ from zerocopy_seed.config import Config, R2D2Config, VTraceConfig
 from zerocopy_seed.config_keys import keys, range_of
 from zerocopy_seed.replay_layout import Layout, make_layout
 
+_MAX_DRAWN = 2**26  # some numbers for each, counted by int32
 _MAX_ROWS = 2**30  # half of what int32 counts, since the tree over the starts may have spare leaves
 
 
@@ -45,6 +46,14 @@ def _validate_r2d2(agent: R2D2Config, config: Config) -> None:
     num_envs, network = config.env.num_envs, config.network
     _require_multiple("env.num_envs", num_envs, "agent.num_shards", agent.num_shards)
     _require_multiple("agent.batch_size", agent.batch_size, "agent.num_shards", agent.num_shards)
+    drawn = agent.updates_per_insert * agent.batch_size
+    if drawn > _MAX_DRAWN:
+        raise UserError(
+            "agent.updates_per_insert",
+            expected=f"at most {_MAX_DRAWN} sequences drawn for one insert",
+            found=f"{agent.updates_per_insert} times agent.batch_size = {agent.batch_size}",
+            remedy="lower one of them",
+        )
     layout = make_layout(agent, num_slots=num_envs, frame_stack=network.frame_stack)
     _check_period(layout, network.core)
     if agent.min_replay > agent.replay_capacity:
@@ -99,6 +108,15 @@ def _check_period(layout: Layout, core: str) -> None:
 
 def _check_ring(layout: Layout, capacity: int, num_envs: int) -> None:
     rows, needed = layout.ring_length, layout.least_ring_length
+    most = _MAX_ROWS // num_envs
+    if needed > most:
+        raise UserError(
+            "agent.replay_capacity",
+            expected=f"at most {_MAX_ROWS} steps of all slots, so that int32 counts them",
+            found=f"{needed} for each of env.num_envs = {num_envs}, of a sequence (agent.burn_in "
+            "+ sequence_length + look_ahead), an unroll and stacked frames",
+            remedy="lower those",
+        )
     if rows < needed:
         raise UserError(
             "agent.replay_capacity",
@@ -108,7 +126,6 @@ def _check_ring(layout: Layout, capacity: int, num_envs: int) -> None:
             found=f"{capacity}, which keeps {rows}",
             remedy=f"use {-(-needed // layout.period) * num_envs}",
         )
-    most = _MAX_ROWS // num_envs
     if rows > most:
         fits = layout.starts_within(most) * num_envs
         raise UserError(

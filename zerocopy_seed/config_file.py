@@ -45,7 +45,12 @@ def load_run_config(run_dir: str | pathlib.Path, overrides: Sequence[str] = ()) 
     path = pathlib.Path(run_dir) / RUN_CONFIG
     if not path.is_file():
         raise UserError(str(run_dir), expected="a run directory", found=f"no {RUN_CONFIG} there")
-    return load_config(path, overrides)
+    saved = load_config(path)
+    # Another agent has other keys, and each in the file would be refused, so its name comes first.
+    for flag in read_flags(overrides):
+        if flag.name == "--agent.name" and flag.words != (saved.agent.name,):
+            raise _changed("agent.name", saved.agent.name, " ".join(flag.words))
+    return load_config(path, overrides) if overrides else saved
 
 
 def dump_config(config: Config) -> str:
@@ -72,12 +77,16 @@ def refuse_changed_mathematics(old: Config, new: Config) -> None:
       UserError: naming the first key that differs and both values.
     """
     for path, before, after in resume_differences(old, new):
-        raise UserError(
-            path,
-            expected=f"{before!r}, as in the run that is resumed",
-            found=repr(after),
-            remedy="leave it as it was, or start a new run",
-        )
+        raise _changed(path, before, after)
+
+
+def _changed(path: str, before: Any, after: Any) -> UserError:
+    return UserError(
+        path,
+        expected=f"{before!r}, as in the run that is resumed",
+        found=repr(after),
+        remedy="leave it as it was, or start a new run",
+    )
 
 
 def _read(path: pathlib.Path) -> dict[str, Any]:

@@ -15,7 +15,9 @@ from jax import lax
 from zerocopy_seed.agents import make_agent
 from zerocopy_seed.bench.command import pin_to_one_core, print_json
 from zerocopy_seed.config import Config, EnvConfig, VTraceConfig
+from zerocopy_seed.config_checks import validate
 from zerocopy_seed.loops.environments import make_environment
+from zerocopy_seed.loops.memory import check_memory
 from zerocopy_seed.loops.on_device import init_train_state, make_dispatch, make_update, make_window
 from zerocopy_seed.rollout import unroll
 from zerocopy_seed.types import Mode
@@ -37,7 +39,12 @@ def make_parts(config: Config) -> tuple[dict[str, Callable[..., Any]], dict[str,
     config = dataclasses.replace(config, agent=dataclasses.replace(config.agent, learning_rate=0.0))
     environment = make_environment(config.env)
     agent = make_agent(config.agent, config.network, environment.spec, num_slots=config.env.num_envs)
-    state = jax.jit(lambda: init_train_state(agent, environment, config.seed, config.env.num_envs))()
+
+    def init():
+        return init_train_state(agent, environment, config.seed, config.env.num_envs)
+
+    check_memory(config, jax.eval_shape(init), jax.devices()[:1], save_replay=False)
+    state = jax.jit(init)()
     slots = jnp.arange(config.env.num_envs, dtype=jnp.int32)
 
     @jax.jit
@@ -151,9 +158,15 @@ def run(
     """
     pin_to_one_core()
     results = []
-    sizes = [(config, size) for config in configs for size in num_envs or (config.env.num_envs,)]
-    for config, size in sizes:
-        result = measure(dataclasses.replace(config, env=dataclasses.replace(config.env, num_envs=size)))
+    sized = [
+        dataclasses.replace(config, env=dataclasses.replace(config.env, num_envs=size))
+        for config in configs
+        for size in num_envs or (config.env.num_envs,)
+    ]
+    for config in sized:
+        validate(config)
+    for config in sized:
+        result = measure(config)
         results.append(result)
         if not as_json:
             print(

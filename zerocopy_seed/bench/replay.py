@@ -72,15 +72,15 @@ def flashbax_cycle(num_sequences: int) -> Cycle:
     """flashbax's, with the same fields in a row.
 
     Raises:
-      UserError: it is not installed.
+      UserError: it cannot be imported.
     """
     try:
         import flashbax
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         raise UserError(
             "bench replay",
             expected="flashbax to be installed, to compare with",
-            found=f"no package {error.name}",
+            found=str(error),
             remedy=install_command("dev"),
         ) from error
     buffer = flashbax.make_prioritised_trajectory_buffer(

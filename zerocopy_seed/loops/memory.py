@@ -30,7 +30,7 @@ def check_memory(config: Config, state: TrainState, devices: Sequence[Any], *, s
 
     A device that tells its limit must hold its part of the state, and the host the copy of the replay that is
     on its way to a checkpoint. Other devices share the host's memory, where XLA copies a replay that is being
-    saved. What a program needs besides its state is not counted.
+    saved. Of what a program needs besides its state, only a batch of sequences is counted.
 
     Args:
       config: the experiment.
@@ -41,6 +41,8 @@ def check_memory(config: Config, state: TrainState, devices: Sequence[Any], *, s
     Raises:
       UserError: naming the setting, the figures, and how many sequences would fit.
     """
+    if isinstance(config.agent, R2D2Config):
+        _require_room_for_batch(config, config.agent, state.learner.replay, devices)
     replay = num_bytes(state.learner.replay)
     everywhere = num_bytes(state.learner) - replay
     spread = num_bytes((state.actor, state.episodes))
@@ -56,6 +58,25 @@ def check_memory(config: Config, state: TrainState, devices: Sequence[Any], *, s
     elif available is not None:
         other = everywhere * len(devices) + spread
         _require_room(config, replay, saved, other, available, "what is free here")
+
+
+def _require_room_for_batch(config: Config, agent: R2D2Config, replay: Any, devices: Sequence[Any]) -> None:
+    """Refuses a batch of sequences, or the numbers that draw those of one insert, beyond what there is."""
+    limit = (devices[0].memory_stats() or {}).get("bytes_limit", available_memory())
+    if limit is None:
+        return
+    layout = make_layout(agent, num_slots=config.env.num_envs, frame_stack=config.network.frame_stack)
+    row = num_bytes(replay.rows) // (config.env.num_envs * layout.ring_length)
+    batch = agent.batch_size * (layout.window_length + 1 + layout.context) * row
+    draws = agent.updates_per_insert * agent.batch_size * len(replay.masses) * 4
+    for subject, needed in (("agent.batch_size", batch), ("agent.updates_per_insert", draws)):
+        if needed // len(devices) > limit:
+            raise UserError(
+                subject,
+                expected=f"a batch of at most {in_gigabytes(limit)}, what there is",
+                found=f"{getattr(agent, subject.partition('.')[2])}, which takes {in_gigabytes(needed)}",
+                remedy="lower it",
+            )
 
 
 def _require_room(config: Config, replay: int, copy: int, other: int, limit: int, whose: str) -> None:

@@ -24,11 +24,14 @@ def deal_rungs(num_slots: int) -> np.ndarray:
     ladder for any k: actors come one by one, and early ones must not all explore alike.
     """
     # 0, 1, 1/2, 1/4, 3/4, 1/8, 5/8, ...: bits of the count, mirrored
-    places = [0.0, 1.0]
-    bits = max(num_slots - 1, 1).bit_length()
-    places += [int(f"{count:0{bits}b}"[::-1], 2) / 2**bits for count in range(1, num_slots)]
+    count = np.arange(1, max(num_slots - 1, 1))
+    mirrored, scale = np.zeros(count.shape), 0.5
+    for bit in range(num_slots.bit_length()):
+        mirrored += (count >> bit & 1) * scale
+        scale /= 2
+    places = np.concatenate([[0.0, 1.0], mirrored])[:num_slots]
     rungs = np.empty(num_slots, np.int32)
-    rungs[np.argsort(places[:num_slots], kind="stable")] = np.arange(num_slots)
+    rungs[np.argsort(places, kind="stable")] = np.arange(num_slots, dtype=np.int32)
     return rungs
 
 

@@ -48,7 +48,12 @@ def in_a_loop(replay, trajectory, uniforms):
 
 
 @pytest.mark.parametrize(
-    "program", ["once", pytest.param("in a loop", marks=pytest.mark.slow), "two seeds in a loop"]
+    "program",
+    [
+        pytest.param("once", marks=pytest.mark.slow),
+        pytest.param("in a loop", marks=pytest.mark.slow),
+        "two seeds in a loop",
+    ],
 )
 def test_a_donated_replay_is_written_in_place(program):
     row = replays.Rows(timestep(), shape(dtype=jnp.int32), shape())

@@ -185,7 +185,8 @@ def sample(layout: Layout, replay: Replay, uniforms: Array, *, num_shards: int) 
       What was drawn, [shards here * n], and the windows.
     """
     totals = sum_tree.total_mass(replay.masses)
-    index = sum_tree.sample(replay.masses, uniforms).reshape(-1)
+    # Sorted, since XLA would compute unsorted draws anew for every row that is read.
+    index = jnp.sort(sum_tree.sample(replay.masses, uniforms), axis=-1).reshape(-1)
     total = jnp.repeat(totals, uniforms.shape[1])
     probability = sum_tree.masses(replay.masses, index) / jnp.where(total > 0.0, total, 1.0) / num_shards
     slot, start = _place(layout, replay, index)

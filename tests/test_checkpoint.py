@@ -449,4 +449,11 @@ def test_an_item_may_be_absent_where_that_is_said(tmp_path, warned):
             if path.is_file():
                 flip_bit(path)
         assert saves.restore(abstract(whole), optional=("loop",))[0] == 2
-    assert len(warned) == 1 and "checkpoint 3 is damaged" in warned[0]
+        assert len(warned) == 1 and "checkpoint 3 is damaged" in warned[0]
+        # But where nothing else is left, the rest of it is better than nothing.
+        for step in (1, 2):
+            shutil.rmtree(tmp_path / str(step))
+        step, restored = saves.restore(abstract(whole), optional=("loop",))
+        assert (step, set(restored)) == (3, {"acting"})
+        with pytest.raises(UserError, match="only damaged"):
+            saves.restore(abstract(whole))

@@ -151,6 +151,13 @@ def test_resume_finds_the_configuration_of_the_run(config_path, tmp_path, calls)
     assert calls == [(dataclasses.replace(config, total_env_steps=2000), tmp_path, True)]
 
 
+def test_resume_as_another_agent_is_refused_before_its_keys(config_path, tmp_path, capsys):
+    (tmp_path / "config.toml").write_text(dump_config(load_config(config_path)))
+    assert cli.main(["train", "--resume", "--run-dir", str(tmp_path), "--agent.name", "r2d2"]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("agent.name: expected 'vtrace', as in the run that is resumed, found 'r2d2'")
+
+
 def test_exit_code_of_train_is_the_commands(config_path, stand_in):
     stand_in("zerocopy_seed.loops.train", train=lambda *arguments, **options: 1)
     assert cli.main(["train", str(config_path)]) == 1

@@ -385,6 +385,14 @@ def r2d2(
             ("agent.replay_capacity", "room for 17 steps", "env.num_envs = 4", "keeps 16", "use 20"),
         ),
         (r2d2(look_ahead=4), ("agent.replay_capacity", "room for 17 steps")),
+        (
+            r2d2(burn_in=2**31 - 1, core="lstm"),
+            ("agent.replay_capacity", "at most 1073741824", "lower those"),
+        ),
+        (
+            r2d2(updates_per_insert=2**30),
+            ("agent.updates_per_insert", "1073741824 times agent.batch_size = 4"),
+        ),
         (r2d2(frame_stack=5), ("agent.replay_capacity", "room for 17 steps", "frames stacked", "use 20")),
         (r2d2(replay_capacity=12), ("agent.replay_capacity", "room for 13 steps", "keeps 12", "use 16")),
         (r2d2(look_ahead=2, n_step=2), ("agent.look_ahead", "less than agent.n_step = 2", "use 1")),

@@ -85,6 +85,14 @@ def test_what_fits_a_device_to_the_byte_passes(available):
         assert words in message
 
 
+def test_a_batch_of_sequences_must_fit_too(available):
+    # A sequence of 11 rows takes 1.1 MB.
+    agent = dataclasses.replace(CONFIG.agent, batch_size=100_000)  # type: ignore[type-var]
+    message = refusal(dataclasses.replace(CONFIG, agent=agent), devices=[Device(100 * GB)])
+    assert "agent.batch_size: expected sequences of at most 100.00 GB" in message
+    assert "found 100000, which take 110.00 GB; use at most 90909" in message
+
+
 @pytest.mark.parametrize("limit", [4 * GB, 7 * GB, 12 * GB])
 def test_so_many_sequences_as_it_names_fit_and_no_more(available, limit):
     fitting = int(refusal(devices=[Device(limit)]).rpartition("use at most ")[2])

@@ -41,9 +41,9 @@ def check_memory(config: Config, state: TrainState, devices: Sequence[Any], *, s
     Raises:
       UserError: naming the setting, the figures, and how many sequences would fit.
     """
-    if isinstance(config.agent, R2D2Config):
-        _require_room_for_batch(config, config.agent, state.learner.replay, devices)
     replay = num_bytes(state.learner.replay)
+    if isinstance(config.agent, R2D2Config):
+        _require_room_for_batch(config, config.agent, replay, devices)
     everywhere = num_bytes(state.learner) - replay
     spread = num_bytes((state.actor, state.episodes))
     limit = (devices[0].memory_stats() or {}).get("bytes_limit")
@@ -60,23 +60,19 @@ def check_memory(config: Config, state: TrainState, devices: Sequence[Any], *, s
         _require_room(config, replay, saved, other, available, "what is free here")
 
 
-def _require_room_for_batch(config: Config, agent: R2D2Config, replay: Any, devices: Sequence[Any]) -> None:
-    """Refuses a batch of sequences, or the numbers that draw those of one insert, beyond what there is."""
+def _require_room_for_batch(config: Config, agent: R2D2Config, replay: int, devices: Sequence[Any]) -> None:
+    """Refuses a batch of sequences larger than a device's memory; `replay` is in bytes."""
     limit = (devices[0].memory_stats() or {}).get("bytes_limit", available_memory())
-    if limit is None:
-        return
     layout = make_layout(agent, num_slots=config.env.num_envs, frame_stack=config.network.frame_stack)
-    row = num_bytes(replay.rows) // (config.env.num_envs * layout.ring_length)
-    batch = agent.batch_size * (layout.window_length + 1 + layout.context) * row
-    draws = agent.updates_per_insert * agent.batch_size * len(replay.masses) * 4
-    for subject, needed in (("agent.batch_size", batch), ("agent.updates_per_insert", draws)):
-        if needed // len(devices) > limit:
-            raise UserError(
-                subject,
-                expected=f"a batch of at most {in_gigabytes(limit)}, what there is",
-                found=f"{getattr(agent, subject.partition('.')[2])}, which takes {in_gigabytes(needed)}",
-                remedy="lower it",
-            )
+    row = replay / (config.env.num_envs * layout.ring_length)
+    needed = agent.batch_size * (layout.window_length + 1 + layout.context) * row / len(devices)
+    if limit is not None and needed > limit:
+        raise UserError(
+            "agent.batch_size",
+            expected=f"sequences of at most {in_gigabytes(limit)}, what there is",
+            found=f"{agent.batch_size}, which take {in_gigabytes(needed)}",
+            remedy=f"use at most {int(agent.batch_size * limit / needed)}",
+        )
 
 
 def _require_room(config: Config, replay: int, copy: int, other: int, limit: int, whose: str) -> None:

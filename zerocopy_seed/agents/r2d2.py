@@ -89,16 +89,16 @@ def make_r2d2_agent(
             found="another kind",
             remedy="set agent.name = 'vtrace', or choose another environment",
         )
+    ladder = epsilon_ladder(num_slots, config.epsilon_base, config.epsilon_alpha)[deal_rungs(num_slots)]
+    layout = make_layout(config, num_slots=num_slots, frame_stack=frame_stack)
     # The configuration knows only the default network's core.
-    if jax.tree.leaves(network.initial_core(1)) and config.period % config.unroll_length:
+    if jax.tree.leaves(network.initial_core(1)) and not layout.stores_core:
         raise UserError(
             "agent.period",
             expected=f"a multiple of agent.unroll_length = {config.unroll_length}, where states are stored",
             found=str(config.period),
             remedy="set it so, or take the core out of the network",
         )
-    ladder = epsilon_ladder(num_slots, config.epsilon_base, config.epsilon_alpha)[deal_rungs(num_slots)]
-    layout = make_layout(config, num_slots=num_slots, frame_stack=frame_stack)
 
     def init(key: Key) -> LearnerState:
         learner_key, network_key = jax.random.split(key)

@@ -85,6 +85,7 @@ def test_observed_reward():
     np.testing.assert_allclose(outputs(np.array([[1], [-1]], np.float32))[1], [1.0, -1.0], atol=0.02)
 
 
+@pytest.mark.slow
 def test_a_delayed_reward_is_discounted_once():
     _, outputs = learn_probe("delayed_reward")
     np.testing.assert_allclose(outputs(np.array([[0], [1]], np.float32))[1], [GAMMA, 1.0], atol=0.03)

@@ -143,7 +143,7 @@ PASSES = VTraceConfig(
     ("config", "network"),
     [
         (VTraceConfig(num_shards=8, normalize_advantages=True), LSTM),
-        (PASSES, SMALL),
+        pytest.param(PASSES, SMALL, marks=pytest.mark.slow),
         pytest.param(PASSES, LSTM, marks=pytest.mark.slow),
     ],
     ids=["normalized-lstm", "passes-mlp", "passes-lstm"],
@@ -182,6 +182,7 @@ def test_one_update_on_eight_devices_is_one_update_on_one(config, network):
         np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_two_seeds_under_vmap_are_the_two_seeds_alone():
     config = VTraceConfig(num_passes=2, num_minibatches=2)
     environment = make_environment(EnvConfig("zerocopy:Catch"))

@@ -114,6 +114,7 @@ def make_environment(name: str, *, num_envs: int = 1, **settings: Any) -> Gymnas
     if identifier.startswith("ALE/"):
         import ale_py
 
+        ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
         gymnasium.register_envs(ale_py)  # a spawned process has imported nothing else that would
     registered = gymnasium.registry.get(identifier)
     if registered is None:

@@ -82,9 +82,10 @@ GYMNASIUM_NAMES = (
     "FrozenLake-v1",
     "FrozenLake8x8-v1",
     "CliffWalking-v1",
-    "Taxi-v3",
+    "CliffWalkingSlippery-v1",
+    "Taxi-v4",
 )
-"""Those that need nothing but Gymnasium itself. The suite makes whatever else is registered there."""
+"""Those of Gymnasium 1.3 that need nothing else. The suite makes whatever else is registered there."""
 
 _LEARNER = 'pip install "zerocopy_seed[learner]"'
 _ATARI = 'pip install "zerocopy_seed[atari]"'

@@ -1,8 +1,5 @@
 """The games of ale-py 0.12 that one player can play, for listings that start no emulator."""
 
-FULL_ACTION_SPACE = 18
-"""Actions of the whole joystick."""
-
 NUM_ACTIONS = {
     "Adventure": 18,
     "AirRaid": 6,
@@ -110,3 +107,12 @@ NUM_ACTIONS = {
     "Zaxxon": 18,
 }
 """How many actions each game uses."""
+
+_WITHOUT_BUTTON = ("LostLuggage", "Skiing")
+
+
+def num_actions(game: str, full_action_space: bool) -> int:
+    """Actions that a game uses, or all that its joystick has, as ALE counts them."""
+    if not full_action_space:
+        return NUM_ACTIONS[game]
+    return 9 if game in _WITHOUT_BUTTON else 18

@@ -8,7 +8,7 @@ import numpy as np
 from ale_py import AtariVectorEnv, roms
 from gymnasium.vector import AutoresetMode
 
-from zerocopy_envs.ale_games import FULL_ACTION_SPACE, NUM_ACTIONS
+from zerocopy_envs.ale_games import num_actions
 from zerocopy_envs.errors import UserError
 from zerocopy_envs.host_steps import check_actions, check_num_envs, check_seeds, make_timestep
 from zerocopy_envs.types import ArraySpec, DiscreteAction, EnvironmentSpec, TimeStep
@@ -24,7 +24,7 @@ class AleEnvironment:
     observation is the last frame; at the end of a game it is ALE's, which may be some frames old.
 
     Args:
-      game: a name of `NUM_ACTIONS`.
+      game: such as `Pong`.
       num_envs: how many.
       settings: see `make_environment`.
     """
@@ -44,9 +44,9 @@ class AleEnvironment:
     ):
         self._name = f"ale:{game}"
         self._rom = {rom.title().replace("_", ""): rom for rom in roms.get_all_rom_ids()}[game]
-        num_actions = FULL_ACTION_SPACE if full_action_space else NUM_ACTIONS[game]
+        action = DiscreteAction(num_actions(game, full_action_space))
         self._max_steps = -(-max_num_frames_per_episode // frameskip)
-        self.spec = EnvironmentSpec(_FRAME, DiscreteAction(num_actions), self._max_steps, frameskip)
+        self.spec = EnvironmentSpec(_FRAME, action, self._max_steps, frameskip)
         self.num_envs = num_envs
         self._settings = {
             "frameskip": frameskip,
@@ -143,7 +143,7 @@ def make_environment(
       num_envs: copies.
       frameskip: frames that an action lasts; the picture is the maximum of the last two.
       repeat_action_probability: of a frame that keeps the action before (sticky actions).
-      full_action_space: all 18 actions instead of those that the game uses.
+      full_action_space: all of the joystick's actions (18, or 9 without its button), not those in use only.
       noop_max: an episode opens with fewer than so many frames without action, drawn from the slot's seed.
       episodic_life: a lost life terminates the episode, and the game starts anew.
       max_num_frames_per_episode: the episode is truncated once so many frames have passed, counted in whole

@@ -184,9 +184,7 @@ def _read_action_space(name: str, space: spaces.Space) -> tuple[ActionSpec, Conv
 def _read_observation_space(name: str, space: spaces.Space, path: str = "observation") -> tuple[Any, Convert]:
     """The spec, and what makes our arrays, always new ones, of a batch of Gymnasium's."""
     if isinstance(space, spaces.Dict):
-        inner = {
-            key: _read_observation_space(name, space[key], f"{path}.{key}") for key in space.spaces.keys()
-        }
+        inner = {key: _read_observation_space(name, space[key], f"{path}.{key}") for key in space.spaces}
         if path == "observation" and "action_mask" in inner:
             shape = space["action_mask"].shape or ()
             inner["action_mask"] = ArraySpec(shape, np.bool_), lambda mask: np.array(mask, np.bool_)

@@ -12,7 +12,7 @@ def test_importing_and_listing_import_no_jax_and_no_suite():
     program = (
         "import sys, zerocopy_envs as z\n"
         "[z.environment_names(suite) for suite in z.suite_names()]\n"
-        "print([m for m in ('jax', 'gymnax', 'matplotlib') if m in sys.modules])"
+        "print([m for m in ('jax', 'gymnax', 'gymnasium', 'ale_py', 'matplotlib') if m in sys.modules])"
     )
     path = [path for path in sys.path if path]
     out = subprocess.run(
@@ -97,6 +97,14 @@ def test_a_missing_package_names_the_command(monkeypatch):
     assert [(row.name, row.problem) for row in rows] == [("away:*", 'pip install "x[y]"')]
 
 
+@pytest.mark.parametrize("name", ["gymnasium:CartPole-v1", "gymnasium:Any-v0", "ale:Pong"])
+def test_host_suites_without_their_packages_name_the_extra(monkeypatch, name):
+    for module in ("gymnasium", "ale_py", "zerocopy_envs.gymnasium_suite", "zerocopy_envs.ale_suite"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UserError, match=r'pip install "zerocopy_seed\[atari\]"'):
+        zerocopy_envs.make(name)
+
+
 class FakeEntryPoint:
     def __init__(self, name, value, loads):
         self.name, self.value, self._loads = name, value, loads
@@ -127,7 +135,7 @@ def test_third_parties_register_by_entry_point(monkeypatch):
 
 def test_environments_are_described():
     rows = {row.name: row for row in zerocopy_envs.describe_environments()}
-    assert len(rows) == 26 and not any(row.problem for row in rows.values())
+    assert len(rows) == 26 + 11 + 104 and not any(row.problem for row in rows.values())
     cartpole, pendulum = rows["gymnax:CartPole-v1"], rows["gymnax:Pendulum-v1"]
     assert (cartpole.observation, cartpole.action, cartpole.max_episode_steps) == (
         "float32[4]",
@@ -135,3 +143,6 @@ def test_environments_are_described():
         500,
     )
     assert (pendulum.observation, pendulum.action) == ("float32[3]", "bounded[1]")
+    pong, taxi = rows["ale:Pong"], rows["gymnasium:Taxi-v4"]
+    assert (pong.observation, pong.action, pong.max_episode_steps) == ("uint8[84, 84]", "discrete(6)", 27_000)
+    assert (taxi.observation, taxi.action) == ("float32[500]", "discrete(6)")

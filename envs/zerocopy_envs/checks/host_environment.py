@@ -17,7 +17,7 @@ from zerocopy_envs.types import HostEnvironment, StepType, TimeStep
 
 
 def check_host_environment(name: str, environment: HostEnvironment, num_steps: int, seed: int) -> None:
-    """A random stream, then part of it again: every second slot, among others and with other actions after LAST.
+    """A random stream, then every second slot of it again, with other neighbours and actions after LAST.
 
     Args:
       name: for messages.

@@ -67,7 +67,7 @@ class GymnasiumEnvironment:
 
     def reset(self, seeds: Sequence[int]) -> TimeStep:
         """FIRST timesteps [N]; all that follows in slot i comes from `seeds[i]` and its actions."""
-        observation, _ = self._environments.reset(seed=check_seeds(self._name, seeds, self.num_envs))
+        observation, _ = self._environments.reset(seed=[*check_seeds(self._name, seeds, self.num_envs)])
         self._ended, self._timestep = np.zeros(self.num_envs, bool), None
         nothing = np.zeros(self.num_envs)
         return make_timestep(
@@ -124,6 +124,8 @@ def make_environment(name: str, *, num_envs: int = 1, **settings: Any) -> Gymnas
             remedy=_nearest_id(identifier),
         )
     creator = registered.entry_point
+    if creator is None:
+        raise UserError(f"environment {full_name!r}", expected="one that Gymnasium can make singly")
     arguments = signature_settings(load_env_creator(creator) if isinstance(creator, str) else creator)
     if arguments is not None:
         defaults = {**arguments, **registered.kwargs, "max_episode_steps": None}

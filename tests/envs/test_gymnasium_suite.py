@@ -62,7 +62,7 @@ class Toy(gymnasium.Env):
 
 @pytest.fixture(autouse=True)
 def toy():
-    gymnasium.register("Toy-v3", Toy)
+    gymnasium.register("Toy-v3", lambda **settings: Toy(**settings))
     yield
     del gymnasium.registry["Toy-v3"]
 

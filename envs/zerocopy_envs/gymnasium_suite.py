@@ -112,8 +112,14 @@ def make_environment(name: str, *, num_envs: int = 1, **settings: Any) -> Gymnas
     if colon:
         importlib.import_module(module)
     if identifier.startswith("ALE/"):
-        import ale_py
-
+        try:
+            import ale_py
+        except ImportError as error:
+            raise UserError(
+                f"environment {full_name!r}",
+                expected="ale-py to be installed",
+                remedy='pip install "zerocopy_seed[atari]"',
+            ) from error
         ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
         gymnasium.register_envs(ale_py)  # a spawned process has imported nothing else that would
     registered = gymnasium.registry.get(identifier)

@@ -88,6 +88,12 @@ def test_a_registered_suite_wins_over_a_module_of_its_name(suites):
         zerocopy_envs.register("json", "a.b:c", [])
 
 
+def test_atari_through_gymnasium_needs_ale_py(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ale_py", None)
+    with pytest.raises(UserError, match=r"ale-py.*zerocopy_seed\[atari\]"):
+        zerocopy_envs.make("gymnasium:ALE/Pong-v5")
+
+
 def test_a_missing_package_names_the_command(monkeypatch):
     monkeypatch.setattr(registry, "_suites", {})
     zerocopy_envs.register("away", "no_such_package_here:make", ["A"], install='pip install "x[y]"')

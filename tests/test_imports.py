@@ -67,10 +67,15 @@ JAX_FREE = {
     "zerocopy_seed.remote.client",
     "zerocopy_seed.remote.codec",
     "zerocopy_envs",
+    "zerocopy_envs.ale_games",
+    "zerocopy_envs.checks.host_environment",
+    "zerocopy_envs.checks.stream",
     "zerocopy_envs.errors",
+    "zerocopy_envs.host_steps",
     "zerocopy_envs.listing",
     "zerocopy_envs.registry",
     "zerocopy_envs.settings",
+    "zerocopy_envs.testing",
     "zerocopy_envs.types",
 }
 

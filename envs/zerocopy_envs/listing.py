@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from zerocopy_envs.errors import UserError
-from zerocopy_envs.registry import environment_names, make, suite_names
+from zerocopy_envs.registry import environment_kind, environment_names, make, suite_names
 from zerocopy_envs.types import ActionSpec, BoundedAction, DiscreteAction
 
 
@@ -40,7 +40,10 @@ def describe_environments() -> Iterator[EnvironmentRow]:
             continue
         for name in names:
             try:
-                spec = make(name).spec
+                environment = make(name)
+                spec = environment.spec
+                if environment_kind(environment) == "host":
+                    environment.close()
             except UserError as error:
                 if isinstance(error.__cause__, ImportError):
                     yield EnvironmentRow(f"{suite}:*", problem=error.remedy or str(error))

@@ -15,6 +15,7 @@ import importlib.metadata
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
+from zerocopy_envs.ale_games import NUM_ACTIONS
 from zerocopy_envs.errors import UserError, did_you_mean, known, users_code
 from zerocopy_envs.settings import check_settings, signature_settings
 from zerocopy_envs.types import EnvironmentSpec
@@ -31,13 +32,15 @@ class Suite:
     Attributes:
       names: the environments' names within the suite.
       factory: called as `factory(name, **settings)`; or where it is, as `package.module:function`, which is
-        imported when the first environment is made.
+        imported when the first environment is made. For host environments it takes `num_envs` too.
       install: the command that installs what the factory imports, for the error when that is missing.
+      accepts_others: whether the factory makes more than `names`; it then refuses unknown ones itself.
     """
 
     names: tuple[str, ...]
     factory: Factory
     install: str = ""
+    accepts_others: bool = False
 
 
 GYMNAX_NAMES = (
@@ -69,11 +72,29 @@ GYMNAX_NAMES = (
 )
 """All of gymnax 1.0.1 but MNISTBandit, which downloads data. Kept here so that listing imports nothing."""
 
+GYMNASIUM_NAMES = (
+    "CartPole-v1",
+    "MountainCar-v0",
+    "MountainCarContinuous-v0",
+    "Pendulum-v1",
+    "Acrobot-v1",
+    "Blackjack-v1",
+    "FrozenLake-v1",
+    "FrozenLake8x8-v1",
+    "CliffWalking-v1",
+    "CliffWalkingSlippery-v1",
+    "Taxi-v4",
+)
+"""Those of Gymnasium 1.3 that need nothing else. The suite makes whatever else is registered there."""
+
 _LEARNER = 'pip install "zerocopy_seed[learner]"'
+_ATARI = 'pip install "zerocopy_seed[atari]"'
 
 _suites: dict[str, Suite] = {
     "zerocopy": Suite(("Catch",), "zerocopy_envs.catch:make_environment", _LEARNER),
     "gymnax": Suite(GYMNAX_NAMES, "zerocopy_envs.gymnax_suite:make_environment", _LEARNER),
+    "gymnasium": Suite(GYMNASIUM_NAMES, "zerocopy_envs.gymnasium_suite:make_environment", _ATARI, True),
+    "ale": Suite(tuple(NUM_ACTIONS), "zerocopy_envs.ale_suite:make_environment", _ATARI),
 }
 
 
@@ -149,7 +170,7 @@ def make(name: str, **settings: Any) -> Any:
         )
     if prefix in suite_names():
         suite = find_suite(prefix)
-        if rest not in suite.names:
+        if rest not in suite.names and not suite.accepts_others:
             raise UserError(
                 f"environment {name!r}",
                 expected=f"an environment of suite {prefix!r}",

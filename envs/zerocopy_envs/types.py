@@ -122,7 +122,9 @@ class HostEnvironment(Protocol):
     """Many environments on the CPU, in numpy, that reset themselves on the step after a LAST.
 
     `send` starts a step of every slot that `recv` last returned; `recv` waits for some of them.
-    `reset(seeds)` takes one seed per slot and returns the FIRST timesteps [N]. `close` frees what it holds.
+    `reset(seeds)` takes one seed per slot and returns the FIRST timesteps [N]. Arrays that `reset` and `recv`
+    return are the caller's: no later call writes into them. `close` frees what it holds. A factory takes the
+    number of environments as `num_envs`.
     """
 
     @property

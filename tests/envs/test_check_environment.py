@@ -148,6 +148,44 @@ class HostCounter:
         return TimeStep(kind.astype(np.int8), reward, discount, count[:, None].astype(np.float32))
 
 
+class HostFault(HostCounter):
+    """Breaks one rule: returns a view of its buffer, lets others see slot 1, or names slots wrongly."""
+
+    def __init__(self, fault):
+        super().__init__()
+        self._fault, self._buffer = fault, np.zeros((4, 1), np.float32)
+
+    def send(self, actions):
+        super().send(actions)
+        self._neighbour = np.float32(actions[self._ready == 1].sum() / 4)
+
+    def recv(self):
+        slots, timestep = super().recv()
+        if self._fault == "buffer":
+            self._buffer[: len(slots)] = timestep.observation
+            timestep = timestep._replace(observation=self._buffer[: len(slots)])
+        if self._fault == "neighbour":
+            timestep = timestep._replace(observation=timestep.observation + self._neighbour)
+        return (slots + 1 if self._fault == "slots" else slots), timestep
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("none", None),
+        ("buffer", "recv: observation: expected arrays that later calls leave alone.*return a copy"),
+        ("neighbour", "slot [02]: observation: expected the same .* whatever other slots do"),
+        ("slots", "recv: slots: expected different whole numbers from 0 to 3"),
+    ],
+)
+def test_faults_of_host_environments_are_named(fault, words):
+    if words is None:
+        check_environment(HostFault(fault), num_steps=30)
+    else:
+        with pytest.raises(UserError, match=words):
+            check_environment(HostFault(fault), num_steps=30)
+
+
 def test_host_environments_are_checked_too():
     check_environment(HostCounter(), num_steps=30)
     with pytest.raises(UserError, match="FIRST on the step after a LAST"):

@@ -12,7 +12,7 @@ def test_importing_and_listing_import_no_jax_and_no_suite():
     program = (
         "import sys, zerocopy_envs as z\n"
         "[z.environment_names(suite) for suite in z.suite_names()]\n"
-        "print([m for m in ('jax', 'gymnax', 'matplotlib') if m in sys.modules])"
+        "print([m for m in ('jax', 'gymnax', 'gymnasium', 'ale_py', 'matplotlib') if m in sys.modules])"
     )
     path = [path for path in sys.path if path]
     out = subprocess.run(
@@ -88,6 +88,12 @@ def test_a_registered_suite_wins_over_a_module_of_its_name(suites):
         zerocopy_envs.register("json", "a.b:c", [])
 
 
+def test_atari_through_gymnasium_needs_ale_py(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ale_py", None)
+    with pytest.raises(UserError, match=r"ale-py.*zerocopy_seed\[atari\]"):
+        zerocopy_envs.make("gymnasium:ALE/Pong-v5")
+
+
 def test_a_missing_package_names_the_command(monkeypatch):
     monkeypatch.setattr(registry, "_suites", {})
     zerocopy_envs.register("away", "no_such_package_here:make", ["A"], install='pip install "x[y]"')
@@ -95,6 +101,14 @@ def test_a_missing_package_names_the_command(monkeypatch):
         zerocopy_envs.make("away:A")
     rows = [row for row in zerocopy_envs.describe_environments()]
     assert [(row.name, row.problem) for row in rows] == [("away:*", 'pip install "x[y]"')]
+
+
+@pytest.mark.parametrize("name", ["gymnasium:CartPole-v1", "gymnasium:Any-v0", "ale:Pong"])
+def test_host_suites_without_their_packages_name_the_extra(monkeypatch, name):
+    for module in ("gymnasium", "ale_py", "zerocopy_envs.gymnasium_suite", "zerocopy_envs.ale_suite"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UserError, match=r'pip install "zerocopy_seed\[atari\]"'):
+        zerocopy_envs.make(name)
 
 
 class FakeEntryPoint:
@@ -127,7 +141,7 @@ def test_third_parties_register_by_entry_point(monkeypatch):
 
 def test_environments_are_described():
     rows = {row.name: row for row in zerocopy_envs.describe_environments()}
-    assert len(rows) == 26 and not any(row.problem for row in rows.values())
+    assert len(rows) == 26 + 11 + 104 and not any(row.problem for row in rows.values())
     cartpole, pendulum = rows["gymnax:CartPole-v1"], rows["gymnax:Pendulum-v1"]
     assert (cartpole.observation, cartpole.action, cartpole.max_episode_steps) == (
         "float32[4]",
@@ -135,3 +149,6 @@ def test_environments_are_described():
         500,
     )
     assert (pendulum.observation, pendulum.action) == ("float32[3]", "bounded[1]")
+    pong, taxi = rows["ale:Pong"], rows["gymnasium:Taxi-v4"]
+    assert (pong.observation, pong.action, pong.max_episode_steps) == ("uint8[84, 84]", "discrete(6)", 27_000)
+    assert (taxi.observation, taxi.action) == ("float32[500]", "discrete(6)")

@@ -18,9 +18,10 @@ def make_environment(config: EnvConfig) -> Vectorized:
     """
     environment = registry.make(config.name, **config.settings)
     if registry.environment_kind(environment) == "host":
+        environment.close()
         raise UserError(
             f"env.name = {config.name!r}",
-            expected="a JAX environment",
+            expected="a JAX environment: training on others comes with the bridge",
             found="one that steps on the host",
             remedy="see `zerocopy-seed envs` for those that run on the device",
         )

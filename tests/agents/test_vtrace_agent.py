@@ -62,8 +62,12 @@ def one_unroll(agent, environment, state, length):
 
 @pytest.mark.parametrize(
     "network",
-    [SMALL, LSTM, pytest.param(dataclasses.replace(LSTM, core="gru", frame_stack=1), marks=pytest.mark.slow)],
-    ids=["mlp", "lstm", "gru"],
+    [
+        LSTM,
+        pytest.param(SMALL, marks=pytest.mark.slow),
+        pytest.param(dataclasses.replace(LSTM, core="gru", frame_stack=1), marks=pytest.mark.slow),
+    ],
+    ids=["lstm", "mlp", "gru"],
 )
 def test_the_learner_sees_what_the_actor_saw(network):
     # The state entering row 0, re-unrolled with the acting weights, gives the actor's own log-probabilities.
@@ -100,6 +104,7 @@ def test_rewards_are_clipped_for_learning_only():
     assert losses[0] == losses[1] != losses[2]
 
 
+@pytest.mark.slow
 def test_the_adaptive_cost_follows_the_entropy():
     for target, rises in ((5.0, True), (0.0, False)):
         config = VTraceConfig(adaptive_entropy=True, target_entropy=target, unroll_length=8)

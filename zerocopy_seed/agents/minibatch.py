@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from zerocopy_seed.ops.collectives import device_index
+from zerocopy_seed.ops.random import shard_keys
 from zerocopy_seed.types import Array, Key, Trajectory
 
 
@@ -60,11 +60,8 @@ def scan_minibatches(
     per_shard = num_unrolls // local_shards
 
     def columns_of_pass(pass_key: Key) -> Array:
-        first_shard = device_index(axis_name) * local_shards
-        shard_keys = jax.vmap(lambda shard: jax.random.fold_in(pass_key, shard))(
-            first_shard + jnp.arange(local_shards)
-        )
-        order = jax.vmap(lambda shard_key: jax.random.permutation(shard_key, per_shard))(shard_keys)
+        keys = shard_keys(pass_key, local_shards, axis_name)
+        order = jax.vmap(lambda shard_key: jax.random.permutation(shard_key, per_shard))(keys)
         columns = order + per_shard * jnp.arange(local_shards)[:, None]
         return columns.reshape(local_shards, num_minibatches, -1).swapaxes(0, 1).reshape(num_minibatches, -1)
 

@@ -21,7 +21,7 @@ from zerocopy_seed.ops import counters
 from zerocopy_seed.ops.collectives import device_index, local_copy, sum_over_devices
 from zerocopy_seed.ops.exploration import deal_rungs, epsilon_greedy, epsilon_ladder
 from zerocopy_seed.ops.q_learning import q_of
-from zerocopy_seed.ops.random import next_uniforms
+from zerocopy_seed.ops.random import next_uniforms, shard_keys
 from zerocopy_seed.recurrent import (
     init_network,
     initial_recurrent,
@@ -155,9 +155,7 @@ def make_r2d2_agent(
         return action, R2D2Output(q_of(q, action), q.max(-1)), AgentState(recurrent, exploration)
 
     def insert(replay: replays.Replay, trajectory: Trajectory, settings: dict[str, Array]) -> replays.Replay:
-        num_local = replay.cursor.shape[0]
-
-        slot = trajectory.slot - device_index(axis_name) * num_local
+        slot = trajectory.slot - device_index(axis_name) * replay.cursor.shape[0]
         mass_of = functools.partial(initial_mass, config, settings=settings)
         return replays.insert(layout, replay, trajectory, slot, mass_of)
 
@@ -220,10 +218,9 @@ def make_r2d2_agent(
     def _shard_uniforms(key: Key, replay: replays.Replay) -> Array:
         """Numbers for all updates, [updates, shards here, samples, uniforms], from each shard's own key."""
         num_local = replay.masses[0].shape[0]
-        first = device_index(axis_name) * num_local
-        keys = jax.vmap(lambda shard: jax.random.fold_in(key, shard))(first + jnp.arange(num_local))
         per_sample = replays.num_uniforms(replay)
         per_shard = config.batch_size // config.num_shards
+        keys = shard_keys(key, num_local, axis_name)
         _, uniforms = next_uniforms(keys, config.updates_per_insert * per_shard * per_sample)
         uniforms = uniforms.reshape(num_local, config.updates_per_insert, per_shard, per_sample)
         return jnp.swapaxes(uniforms, 0, 1)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from zerocopy_seed.ops.collectives import device_index
 from zerocopy_seed.types import Array, Key
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
@@ -34,6 +35,12 @@ def next_uniforms(keys: Key, count: int) -> tuple[Key, Array]:
     bits = hashed[:, 1:].reshape(len(words), -1)[:, :count]
     # 23 random bits as the mantissa of a number in [1, 2)
     return next_keys, lax.bitcast_convert_type((bits >> 9) | jnp.uint32(0x3F800000), jnp.float32) - 1.0
+
+
+def shard_keys(key: Key, num_local: int, axis_name: str | None) -> Key:
+    """A key for each of this device's shards, [num_local], by its number among those of all devices."""
+    shards = device_index(axis_name) * num_local + jnp.arange(num_local)
+    return jax.vmap(lambda shard: jax.random.fold_in(key, shard))(shards)
 
 
 def threefry2x32(key: tuple[Array, Array], block: Array) -> tuple[Array, Array]:

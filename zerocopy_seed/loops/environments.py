@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 from zerocopy_envs import registry
 from zerocopy_envs.checks.jax_environment import check_types
-from zerocopy_envs.errors import UserError
+from zerocopy_envs.types import EnvironmentSpec, HostEnvironment
 from zerocopy_envs.wrappers import Vectorized
 from zerocopy_seed.config import EnvConfig
 
 
-def make_environment(config: EnvConfig) -> Vectorized:
-    """The vectorised JAX environment that `config` names.
+@dataclasses.dataclass(frozen=True)
+class HostEnvironments:
+    """Environments that step on the host, by name: `make` starts some of them."""
+
+    name: str
+    settings: dict[str, Any]
+    spec: EnvironmentSpec
+
+    def make(self, num_envs: int) -> HostEnvironment:
+        """`num_envs` of them; the caller closes it."""
+        return registry.make(self.name, num_envs=num_envs, **self.settings)
+
+
+def make_environment(config: EnvConfig) -> Vectorized | HostEnvironments:
+    """What `config` names: a vectorised JAX environment, or how to make host environments.
 
     Raises:
-      UserError: unknown name or setting, an environment that runs on the host, or one whose reset and step
-        do not fit its spec.
+      UserError: unknown name or setting, or a JAX environment whose reset and step do not fit its spec.
     """
     environment = registry.make(config.name, **config.settings)
     if registry.environment_kind(environment) == "host":
         environment.close()
-        raise UserError(
-            f"env.name = {config.name!r}",
-            expected="a JAX environment: training on others comes with the bridge",
-            found="one that steps on the host",
-            remedy="see `zerocopy-seed envs` for those that run on the device",
-        )
+        return HostEnvironments(config.name, config.settings, environment.spec)
     check_types(f"environment {config.name!r}", environment)
     return Vectorized(environment)

@@ -14,7 +14,9 @@ from zerocopy_seed.loops.on_device import init_train_state, make_update
 from zerocopy_seed.remote.engine import Engine, Request
 
 NUM_ENVS, LENGTH, SEED, NUM_UPDATES = 6, 5, 3, 20
-NETWORK = NetworkConfig(hidden_sizes=(16,), core="gru", core_size=8, use_last_action=True, use_last_reward=True)
+NETWORK = NetworkConfig(
+    hidden_sizes=(16,), core="gru", core_size=8, use_last_action=True, use_last_reward=True
+)
 AGENTS = {
     "vtrace": VTraceConfig(unroll_length=LENGTH, learning_rate=1e-2),
     "r2d2": R2D2Config(

@@ -184,9 +184,7 @@ class Connection:
             if not self._is_closed:
                 self.write(encode_actions(bridge.wire, request, actions))
 
-        engine.add(
-            Request(slot, message.step_type, message.reward, message.discount, message.leaves, answer)
-        )
+        engine.add(Request(slot, message.step_type, message.reward, message.discount, message.leaves, answer))
         bridge.num_bytes += len(data)
         bridge._notify()
 

@@ -231,11 +231,7 @@ class Engine:
                 return None
             taken = self._slots.take(self._slots.num_slots)
             num_slots, count = self._slots.num_slots, len(taken.slot)
-            column = Column(
-                unroll=np.full(num_slots, self._slots.num_unrolls, np.int32),
-                slot=np.full(num_slots, num_slots, np.int32),
-                continues=np.zeros(num_slots, bool),
-            )
+            column = self._padding()
             column.unroll[:count], column.slot[:count] = taken.unroll, taken.slot
             column.continues[:count] = taken.continues
             trajectory = self._gather(self._tables, column)
@@ -269,19 +265,22 @@ class Engine:
                 batch.places.row[:] = 0
                 for _ in range(3):
                     began = time.perf_counter()
-                    self._tables, action = self._step(self._tables, self._params, batch.places, batch.timestep)
+                    self._tables, action = self._step(
+                        self._tables, self._params, batch.places, batch.timestep
+                    )
                     np.asarray(action)
                     seconds = time.perf_counter() - began
                 if self._slots.is_bounded:
                     self._tables = self._close(self._tables, batch.places.closed, batch.timestep)
-            num_slots = self._slots.num_slots
             incarnation = self._slots.incarnation.astype(np.uint32)
-            self._tables, _ = self._open(self._tables, incarnation, np.zeros(num_slots, bool))
-            nowhere = np.full(num_slots, self._slots.num_unrolls, np.int32)
-            jax.block_until_ready(
-                self._gather(self._tables, Column(nowhere, nowhere, np.zeros(num_slots, bool)))
-            )
+            self._tables, _ = self._open(self._tables, incarnation, np.zeros(self._slots.num_slots, bool))
+        jax.block_until_ready(self.empty_trajectory())
         return seconds
+
+    def empty_trajectory(self) -> Trajectory:
+        """One of padding alone, [T, num_slots]."""
+        with self._lock:
+            return self._gather(self._tables, self._padding())
 
     def figures(self) -> dict[str, float]:
         """What happened since the last call, for a line of metrics."""
@@ -307,6 +306,14 @@ class Engine:
         if len(lags):
             row["policy_lag"], row["policy_lag_max"] = float(lags.mean()), int(lags.max())
         return row
+
+    def _padding(self) -> Column:
+        num_slots = self._slots.num_slots
+        return Column(
+            unroll=np.full(num_slots, self._slots.num_unrolls, np.int32),
+            slot=np.full(num_slots, num_slots, np.int32),
+            continues=np.zeros(num_slots, bool),
+        )
 
     def _is_ready(self) -> bool:
         slots = self._slots

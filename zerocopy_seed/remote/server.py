@@ -40,9 +40,7 @@ class Server:
       bridge: the sessions.
     """
 
-    def __init__(
-        self, engine: Engine, run: RunDescription, addresses: Sequence[str], *, in_thread: bool
-    ):
+    def __init__(self, engine: Engine, run: RunDescription, addresses: Sequence[str], *, in_thread: bool):
         self._engine, self._run, self._wanted, self._in_thread = engine, run, tuple(addresses), in_thread
         self.addresses: tuple[str, ...] = ()
         self._loop = asyncio.new_event_loop()
@@ -65,10 +63,9 @@ class Server:
             self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
 
-    def check(self) -> None:
-        """Raises what inference has raised, if it has."""
-        if self._error is not None:
-            raise RuntimeError("inference has failed") from self._error
+    def failure(self) -> str:
+        """Why it serves no longer, in one line; "" as long as it does."""
+        return f"inference has failed: {self._error}" if self._error is not None else ""
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)

@@ -39,6 +39,15 @@ class EpisodeFigures(NamedTuple):
     length_sum: int
 
 
+def num_unrolls(num_slots: int, max_lag: float) -> int:
+    """U, the unrolls that the tables have room for.
+
+    Besides those in the making: up to `num_slots` that the learner waits to have, and as many again, so that
+    messages of any size are admitted while it waits.
+    """
+    return num_slots * (3 if max_lag == math.inf else max(3, int(max_lag) + 2))
+
+
 class Slots:
     """The ledger of `num_slots` slots.
 
@@ -54,10 +63,7 @@ class Slots:
         self, num_slots: int, length: int, *, max_lag: float, distinct: bool, first_incarnation: int = 0
     ):
         self.num_slots, self.length, self._max_lag, self._distinct = num_slots, length, max_lag, distinct
-        # Besides the unrolls in the making: up to num_slots that the learner waits to have, and as many again,
-        # so that messages of any size are admitted while it waits.
-        copies = 3 if max_lag == math.inf else max(3, int(max_lag) + 2)
-        self.num_unrolls = num_slots * copies
+        self.num_unrolls = num_unrolls(num_slots, max_lag)
         self._free = collections.deque(range(self.num_unrolls))
         self._finished: collections.deque[int] = collections.deque()
         self.version = 0

@@ -70,7 +70,13 @@ class Column(NamedTuple):
 
 
 def make_tables(
-    agent: Agent, spec: EnvironmentSpec, params: ActingParams, *, num_slots: int, num_unrolls: int, length: int
+    agent: Agent,
+    spec: EnvironmentSpec,
+    params: ActingParams,
+    *,
+    num_slots: int,
+    num_unrolls: int,
+    length: int,
 ) -> Tables:
     """Tables of zeros; a slot is opened before its first step.
 
@@ -134,7 +140,9 @@ def step(
     opened = jnp.where(places.row == 0, places.unroll, _num_unrolls(tables))
     return Tables(
         agent=jax.tree.map(
-            lambda table, new: table.at[places.slot].set(new, mode="drop"), tables.agent, _key_words(new_state)
+            lambda table, new: table.at[places.slot].set(new, mode="drop"),
+            tables.agent,
+            _key_words(new_state),
         ),
         timestep=jax.tree.map(lambda table, rows: write(table, rows, places.row), tables.timestep, timestep),
         action=write(tables.action, action, places.row),

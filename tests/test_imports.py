@@ -66,6 +66,8 @@ JAX_FREE = {
     "zerocopy_seed.remote.actor",
     "zerocopy_seed.remote.client",
     "zerocopy_seed.remote.codec",
+    "zerocopy_seed.remote.errors",
+    "zerocopy_seed.remote.specs",
     "zerocopy_envs",
     "zerocopy_envs.ale_games",
     "zerocopy_envs.checks.host_environment",
@@ -76,6 +78,7 @@ JAX_FREE = {
     "zerocopy_envs.registry",
     "zerocopy_envs.settings",
     "zerocopy_envs.testing",
+    "zerocopy_envs.trees",
     "zerocopy_envs.types",
 }
 

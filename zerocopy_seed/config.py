@@ -248,13 +248,13 @@ class BridgeConfig:
     local_actors: Natural = 1
     """Actor processes started with the learner and stopped with it, over a Unix socket."""
     envs_per_actor: Natural = 0
-    """Environments of each local actor; 0 deals all of env.num_envs among them, so that nobody else can join."""
+    """Environments of each local actor; 0 deals all of env.num_envs among them: nobody else can join."""
     max_policy_lag: Limit = math.inf
-    """Most updates between an unroll's first action and its use; 0 acts and learns in lock step, inf is free."""
+    """Most updates between an unroll's first action and its use; 0 is lock step, inf sets no bound."""
     max_inference_batch: Count = 256
     """Environments acted for in one call; what waits beyond that is next."""
     inference: Literal["auto", "loop", "thread"] = "auto"
-    """Where acting runs: in the server's event loop (cheap policies), or in a thread of its own; auto measures."""
+    """Where acting runs: in the server's event loop (cheap policies) or a thread beside it; auto measures."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A deterministic environment driven on the device and through the engine in lock step is one and the same run."""
+"""A deterministic environment driven on the device and by the engine in lock step is one and the same run."""
 
 import jax
 import jax.numpy as jnp

@@ -20,7 +20,7 @@ from zerocopy_seed import __version__
 from zerocopy_seed.config import BridgeConfig, Config
 from zerocopy_seed.keys import Stream, stream_key
 from zerocopy_seed.loops.local_actors import LocalActors, deal_environments
-from zerocopy_seed.loops.on_device import Program, TrainState, Window
+from zerocopy_seed.loops.on_device import Program, TrainState, Window, make_window
 from zerocopy_seed.loops.signals import StopRequest
 from zerocopy_seed.ops import summation
 from zerocopy_seed.ops.counters import as_int
@@ -154,8 +154,8 @@ def bridge_program(
         yield Program(agent, dispatch, names, figures, failure)
 
 
-def _compile(agent: Agent, learner: LearnerState, trajectory: Trajectory):
-    """`learn` that notes its metrics and gives acting parameters of their own; `store`; the metrics' names."""
+def _compile(agent: Agent, learner: LearnerState, trajectory: Trajectory) -> tuple[Any, Any, tuple[str, ...]]:
+    """`learn`, which notes its metrics and copies acting parameters; `store`; the metrics' names."""
     _, metrics = jax.eval_shape(agent.learn, learner, trajectory)
     names = tuple(sorted(metrics))
 
@@ -165,8 +165,11 @@ def _compile(agent: Agent, learner: LearnerState, trajectory: Trajectory):
         window = window._replace(metric_sums=sums, num_updates=window.num_updates + 1)
         return learner, window, jax.tree.map(jnp.copy, agent.acting(learner))
 
-    store = jax.jit(agent.store, donate_argnums=0) if agent.store is not None else None
-    return jax.jit(learn, donate_argnums=(0, 1)), store, names
+    learning = jax.jit(learn, donate_argnums=(0, 1)).lower(learner, make_window(len(names)), trajectory)
+    store = None
+    if agent.store is not None:
+        store = jax.jit(agent.store, donate_argnums=0).lower(learner, trajectory).compile()
+    return learning.compile(), store, names
 
 
 def _read_run_file(run_dir: pathlib.Path, bridge: BridgeConfig) -> tuple[str, str]:
@@ -179,10 +182,8 @@ def _read_run_file(run_dir: pathlib.Path, bridge: BridgeConfig) -> tuple[str, st
         run_id, address = str(saved["run_id"]), str(saved["address"])
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(str(path), expected="what a run wrote there", remedy="delete it") from error
-    is_same = (
-        bridge.address.endswith(":0") and bridge.address.rpartition(":")[0] == address.rpartition(":")[0]
-    )
-    return run_id, address if is_same else bridge.address
+    host, _, port = bridge.address.rpartition(":")
+    return run_id, address if port == "0" and host == address.rpartition(":")[0] else bridge.address
 
 
 def _write_run_file(run_dir: pathlib.Path, run_id: str, address: str) -> None:

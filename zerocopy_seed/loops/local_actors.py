@@ -78,7 +78,7 @@ class LocalActors:
 
 
 def deal_environments(num_envs: int, num_actors: int, envs_per_actor: int) -> list[int]:
-    """Environments of each local actor: so many each, or where that is 0 all of them in nearly equal parts."""
+    """Environments of each local actor: so many, or where that is 0 all of them in nearly equal parts."""
     if envs_per_actor:
         return [envs_per_actor] * num_actors
     return [num_envs // num_actors + (place < num_envs % num_actors) for place in range(num_actors)]

@@ -53,6 +53,7 @@ from zerocopy_seed.metrics import MetricsWriter
 from zerocopy_seed.ops.counters import as_int
 from zerocopy_seed.plotting import plot_learning_curve
 from zerocopy_seed.progress import Progress
+from zerocopy_seed.remote.addresses import parse_address
 from zerocopy_seed.types import Agent
 
 # Signals are heard and checkpoints made between dispatches, so a dispatch is kept well under a second.
@@ -175,6 +176,7 @@ def _train(config: Config, run_dir: pathlib.Path, resume: bool, stop: StopReques
 
 
 def _check_bridge(config: Config) -> None:
+    parse_address(config.bridge.address, to_listen=True)
     if config.devices.num_devices > 1:
         raise UserError(
             "devices.num_devices",

@@ -147,7 +147,7 @@ class Engine:
     # The driver's side.
 
     def open_slots(self, count: int) -> tuple[np.ndarray, np.ndarray] | None:
-        """Slots int32 [count] and the seeds uint64 [count] of their environments; None if so many are not free.
+        """Slots int32 [count] and seeds uint64 [count] of their environments; None if so many are not free.
 
         A seed is the slot's environment key, its first word in the upper half.
         """
@@ -222,8 +222,8 @@ class Engine:
     def take(self, timeout: float) -> Round | None:
         """Unrolls for the learner, waited for at most `timeout` seconds; None if there are not enough.
 
-        Where the lag is bounded, one of every live slot. Else `num_slots` of them, whichever finished first; an
-        agent with a replay gets them in rounds of different slots, of which the last is due.
+        Where the lag is bounded, one of every live slot. Else `num_slots` of them, whichever finished first;
+        an agent with a replay gets them in rounds of different slots, of which the last is due.
         """
         with self._changed:
             self._changed.wait_for(self._is_ready, timeout)

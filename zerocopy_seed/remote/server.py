@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -15,7 +17,7 @@ from grpc_health.v1._async import HealthServicer
 
 from zerocopy_envs.errors import UserError
 from zerocopy_seed.remote import bridge_pb2
-from zerocopy_seed.remote.addresses import require_free, server_options
+from zerocopy_seed.remote.addresses import Address, parse_address, server_options
 from zerocopy_seed.remote.bridge import Bridge, RunDescription
 from zerocopy_seed.remote.drivers import Driver, LoopDriver, ThreadDriver
 from zerocopy_seed.remote.engine import Engine
@@ -41,7 +43,8 @@ class Server:
     """
 
     def __init__(self, engine: Engine, run: RunDescription, addresses: Sequence[str], *, in_thread: bool):
-        self._engine, self._run, self._wanted, self._in_thread = engine, run, tuple(addresses), in_thread
+        self._engine, self._run, self._in_thread = engine, run, in_thread
+        self._wanted = [parse_address(address, to_listen=True) for address in addresses]
         self.addresses: tuple[str, ...] = ()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name="server", daemon=True)
@@ -111,25 +114,36 @@ class Server:
             driver.close()
 
 
-def _listen(server: grpc.aio.Server, address: str) -> str:
-    """The address, its port chosen."""
-    require_free(address)
+def _listen(server: grpc.aio.Server, address: Address) -> str:
+    """Where it listens, the port chosen."""
+    taken = UserError(
+        f"address {address.text}",
+        expected="one that can be listened on",
+        found="one that is taken, or not of this machine",
+        remedy="choose another with --bridge.address; port 0 takes a free one",
+    )
+    if address.path and _is_served(address.path):  # gRPC would take the path away from whoever has it
+        raise taken
     try:
-        port = server.add_insecure_port(address)
+        port = server.add_insecure_port(address.text)
     except RuntimeError as error:
-        raise UserError(
-            f"address {address}",
-            expected="one that can be listened on",
-            found="one that is taken, or not of this machine",
-            remedy="choose another with --bridge.address; port 0 takes a free one",
-        ) from error
-    return address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"
+        raise taken from error
+    return address.text if address.path else f"{address.text.rpartition(':')[0]}:{port}"
+
+
+def _is_served(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as connection:
+        try:
+            connection.connect(path)
+        except OSError:
+            return False
+    return True
 
 
 def _make_handlers(bridge: Bridge) -> grpc.GenericRpcHandler:
     """Step's messages pass as bytes: the codec reads and writes them."""
 
-    def unary(method: Callable, request: type) -> grpc.RpcMethodHandler:
+    def unary(method: Callable[[Any], Any], request: Any) -> grpc.RpcMethodHandler:
         async def call(message, context: grpc.aio.ServicerContext):
             try:
                 return method(message)
@@ -179,7 +193,7 @@ async def _serve_stream(bridge: Bridge, context: grpc.aio.ServicerContext) -> No
         await context.abort(grpc.StatusCode[refusal.code], refusal.message)
     sender = asyncio.create_task(send())
     try:
-        while (data := await context.read()) is not grpc.aio.EOF:
+        while (data := await context.read()) is not grpc.aio.EOF:  # pyright: ignore[reportAttributeAccessIssue]
             connection.receive(data)
     except ProtocolError as error:
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))

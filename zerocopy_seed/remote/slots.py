@@ -116,7 +116,7 @@ class Slots:
         self.is_live[slots] = False
 
     def check(self, slot: np.ndarray, step_type: np.ndarray) -> tuple[str, int] | None:
-        """What is wrong with a message about `slot` [n], as (what was expected, the slot); None if nothing is."""
+        """What is wrong with a message about `slot` [n]: what was expected, and of which slot; or None."""
         busy = self._is_busy[slot]
         if busy.any():
             return "no message before the answer to the last one", int(slot[busy][0])

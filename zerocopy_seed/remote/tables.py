@@ -1,8 +1,8 @@
 """What the device keeps of the actors' environments: agent states by slot, unrolls in the making. Pure.
 
 `S` slots, `U` unrolls, `b` rows of one inference batch. An unroll's number is its place in the tables; which
-slot it belongs to is the host's business. A row of a batch whose slot is S, or a write to unroll U, is padding:
-it changes nothing.
+slot it belongs to is the host's business. A row of a batch whose slot is S, or a write to unroll U, is
+padding: it changes nothing.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ def step(
     state = jax.tree.map(lambda x: x.at[places.slot].get(mode="clip"), tables.agent)
     action, actor_output, new_state = agent.act(params, _typed_keys(state), timestep, Mode.TRAIN)
 
-    def write(table: Array, rows: Array, row: Array) -> Array:
-        return _write(table, places.unroll, row, rows)
+    def write(table: Array, rows: Array) -> Array:
+        return _write(table, places.unroll, places.row, rows)
 
     # Unlike rows, what enters an unroll is written once.
     opened = jnp.where(places.row == 0, places.unroll, _num_unrolls(tables))
@@ -144,11 +144,9 @@ def step(
             tables.agent,
             _key_words(new_state),
         ),
-        timestep=jax.tree.map(lambda table, rows: write(table, rows, places.row), tables.timestep, timestep),
-        action=write(tables.action, action, places.row),
-        actor_output=jax.tree.map(
-            lambda table, rows: write(table, rows, places.row), tables.actor_output, actor_output
-        ),
+        timestep=jax.tree.map(write, tables.timestep, timestep),
+        action=write(tables.action, action),
+        actor_output=jax.tree.map(write, tables.actor_output, actor_output),
         recurrent=jax.tree.map(
             lambda table, entering: table.at[opened].set(entering, mode="drop"),
             tables.recurrent,
@@ -166,7 +164,7 @@ def close(tables: Tables, closed: Array, timestep: TimeStep) -> Tables:
 
 
 def gather(tables: Tables, column: Column) -> Trajectory:
-    """Unrolls as a Trajectory [T, B]; a column of padding has FIRST in every row, so that nothing in it counts."""
+    """Unrolls as a Trajectory [T, B]; padding has FIRST in every row, so that nothing in it counts."""
 
     def columns(axis: int) -> Callable[[Array], Array]:
         place = (slice(None),) * axis + (column.unroll,)

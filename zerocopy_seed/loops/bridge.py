@@ -33,7 +33,7 @@ from zerocopy_seed.types import Agent, LearnerState, Trajectory
 
 _RUN_FILE = "bridge.json"
 _DISPATCH_S = 0.3  # signals are heard and lines written this often
-_NO_ACTORS_S = 10.0
+_NO_ACTORS_S = 10.0  # until the first warning; each later one waits twice as long
 _CHEAP_S = 4e-4  # a policy quicker than this acts best in the event loop
 
 
@@ -122,24 +122,24 @@ def bridge_program(
         _write_run_file(run_dir, run_id, server.addresses[0])
         say(f"actors may join at {server.addresses[0]}: zerocopy-seed actor {server.addresses[0]}")
         actors = stack.enter_context(LocalActors(socket, per_actor[: bridge.local_actors], warn=warn))
-        quiet_since = time.monotonic()
+        quiet_since, warn_after_s = time.monotonic(), _NO_ACTORS_S
         failed = ""
 
         def failure() -> str:
             return failed or server.failure()
 
         def dispatch(state: TrainState, window: Window, num_updates: Any) -> tuple[TrainState, Window]:
-            nonlocal quiet_since, failed
+            nonlocal quiet_since, warn_after_s, failed
             learner, ends_at = state.learner, time.monotonic() + _DISPATCH_S
             failed = failed or actors.check()
             while num_updates > 0 and not (stop or failure()) and (now := time.monotonic()) < ends_at:
                 taken = engine.take(ends_at - now)
                 if taken is None:
-                    if server.bridge.num_actors == 0 and time.monotonic() - quiet_since > _NO_ACTORS_S:
+                    if server.bridge.num_actors == 0 and time.monotonic() - quiet_since > warn_after_s:
                         warn(f"no actors: waiting for some at {server.addresses[0]}")
-                        quiet_since = time.monotonic()
+                        warn_after_s *= 2
                     continue
-                quiet_since = time.monotonic()
+                quiet_since, warn_after_s = time.monotonic(), _NO_ACTORS_S
                 if not taken.is_due:
                     learner = store(learner, taken.trajectory)
                     continue

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-_EARLY_S = 10.0  # an actor that ends sooner would not do better the next time
+_EARLY_S = 60.0  # an actor that ends sooner would not do better the next time
 _MAX_EARLY_ENDS = 3
 _STOP_S = 10.0
 

@@ -82,9 +82,16 @@ def test_dtypes_and_actions_that_are_none_are_refused():
         with pytest.raises(ProtocolError, match="dtype"):
             array = bridge_pb2.Array(path="observation", dtype=dtype)
             spec_from_message(bridge_pb2.Spec(observation=[array], discrete={"num_values": 2}))
-    for action in ({}, {"discrete": {}}, {"multi_discrete": {}}, {"bounded": {"shape": [0]}}):
+    nothing = [
+        bridge_pb2.Spec(),
+        bridge_pb2.Spec(discrete=bridge_pb2.Discrete()),
+        bridge_pb2.Spec(multi_discrete=bridge_pb2.MultiDiscrete()),
+        bridge_pb2.Spec(bounded=bridge_pb2.Bounded(shape=[3, 0])),
+    ]
+    for message in nothing:
+        message.observation.add(path="observation", dtype="uint8")
         with pytest.raises(ProtocolError, match="spec.action"):
-            spec_from_message(bridge_pb2.Spec(**action))
+            spec_from_message(message)
 
 
 def test_the_first_difference_is_named():

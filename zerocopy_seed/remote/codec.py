@@ -261,6 +261,16 @@ def decode_actions(wire: WireFormat, data: bytes, num_rows: int) -> Actions:
     )
 
 
+def request_of(data: bytes) -> int:
+    """The request number of an `Actions` message.
+
+    Raises:
+      ProtocolError: it is none.
+    """
+    request, end = _read_request(data)
+    return request if end else _parse(bridge_pb2.Actions, data).request
+
+
 def _make_layout(wire: WireFormat, num_rows: int) -> _Layout:
     arrays = [(2 + i, dtype, ()) for i, (_, dtype) in enumerate(_ROW_FIELDS)]
     arrays += [(6, dtype, shape) for dtype, shape in zip(wire.dtypes, wire.shapes, strict=True)]

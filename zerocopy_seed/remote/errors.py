@@ -40,3 +40,11 @@ class Refused(Exception):
     def may_pass(self) -> bool:
         """Whether it pays to try again."""
         return self.code in ("RESOURCE_EXHAUSTED", "UNAVAILABLE")
+
+
+class Unavailable(Exception):
+    """The learner cannot be reached, has no room, or broke off: it pays to try again."""
+
+
+class RunEnded(Exception):
+    """The learner has said goodbye: there is nothing to come back to."""

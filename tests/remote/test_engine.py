@@ -3,8 +3,8 @@
 import jax
 import numpy as np
 import pytest
+from counting_agent import PARAMS, SPEC, make_counting_agent
 
-from tests.remote.counting_agent import PARAMS, SPEC, make_counting_agent
 from zerocopy_seed.remote.engine import Engine, Request
 
 FIRST, MID, LAST = 0, 1, 2
@@ -63,7 +63,7 @@ def answer_all(engine):
 def test_unrolls_are_the_streams():
     rng = np.random.default_rng(1)
     engine = make_engine()
-    slots, seeds = engine.open_slots(5)
+    slots, seeds = engine.open_slots(5) or pytest.fail("no slots")
     assert len(set(seeds.tolist())) == 5
     streams = [Stream(slot, rng) for slot in slots.tolist()]
     taken = {slot: [] for slot in slots.tolist()}
@@ -108,7 +108,7 @@ def _columns_first(trajectory):
 
 def test_a_replay_gets_rounds_of_different_slots_and_an_update_for_as_many_unrolls_as_slots():
     engine = make_engine(num_slots=4, length=1, stores=True)
-    slots, _ = engine.open_slots(2)
+    slots, _ = engine.open_slots(2) or pytest.fail("no slots")
     streams = [Stream(slot, np.random.default_rng(0)) for slot in slots.tolist()]
     rounds = []
     for _ in range(12):
@@ -126,7 +126,7 @@ def test_a_replay_gets_rounds_of_different_slots_and_an_update_for_as_many_unrol
 
 def test_a_reader_of_new_parameters_is_every_later_step():
     engine = make_engine(num_slots=1, length=2)
-    (slot,), _ = engine.open_slots(1)
+    (slot,), _ = engine.open_slots(1) or pytest.fail("no slots")
     stream = Stream(int(slot), np.random.default_rng(3))
     send(engine, [stream])
     answer_all(engine)
@@ -138,7 +138,7 @@ def test_a_reader_of_new_parameters_is_every_later_step():
 
 def test_inference_waits_for_a_slow_learner_and_says_how_long():
     engine = make_engine(num_slots=2, length=1)
-    slots, _ = engine.open_slots(2)
+    slots, _ = engine.open_slots(2) or pytest.fail("no slots")
     streams = [Stream(slot, np.random.default_rng(0)) for slot in slots.tolist()]
     num_answered = 0
     while True:
@@ -155,7 +155,7 @@ def test_inference_waits_for_a_slow_learner_and_says_how_long():
 
 def test_a_call_takes_what_fits_and_the_rest_is_next():
     engine = make_engine(num_slots=20, length=3, max_batch=8)
-    slots, _ = engine.open_slots(20)
+    slots, _ = engine.open_slots(20) or pytest.fail("no slots")
     streams = [Stream(slot, np.random.default_rng(0)) for slot in slots.tolist()]
     for part in (streams[:5], streams[5:13], streams[13:16], streams[16:]):
         send(engine, part)
@@ -167,7 +167,7 @@ def test_a_call_takes_what_fits_and_the_rest_is_next():
 
 def test_a_lost_actors_slot_starts_fresh():
     engine = make_engine(num_slots=2, length=4)
-    slots, seeds = engine.open_slots(2)
+    slots, seeds = engine.open_slots(2) or pytest.fail("no slots")
     rng = np.random.default_rng(0)
     for _ in range(2):
         stream = Stream(int(slots[0]), rng)
@@ -177,7 +177,7 @@ def test_a_lost_actors_slot_starts_fresh():
             if stream.rows[-1][0] == FIRST:
                 assert stream.actions[-1] == 101
         engine.close_slots(slots[:1])
-        again, new_seeds = engine.open_slots(1)
+        again, new_seeds = engine.open_slots(1) or pytest.fail("no slots")
         assert again.tolist() == slots[:1].tolist()
         assert new_seeds[0] != seeds[0]
         assert int(engine._tables.agent.recurrent.core[0]) == 0
@@ -187,7 +187,7 @@ def test_a_lost_actors_slot_starts_fresh():
 
 def test_requests_of_a_lost_actor_are_forgotten():
     engine = make_engine(num_slots=2)
-    slots, _ = engine.open_slots(2)
+    slots, _ = engine.open_slots(2) or pytest.fail("no slots")
     streams = [Stream(slot, np.random.default_rng(0)) for slot in slots.tolist()]
     send(engine, streams[:1])
     send(engine, streams[1:])
@@ -202,7 +202,7 @@ def test_more_actors_compile_nothing_new():
     before = [program._cache_size() for program in programs]
     streams = []
     for _ in range(16):
-        slots, _ = engine.open_slots(2)
+        slots, _ = engine.open_slots(2) or pytest.fail("no slots")
         streams += [Stream(slot, np.random.default_rng(0)) for slot in slots.tolist()]
         for begin in range(0, len(streams), 8):
             send(engine, streams[begin : begin + 8])

@@ -71,9 +71,11 @@ def run_lock_step(agent, environment, num_updates):
         max_batch=256,
     )
     engine.warm_up()
-    slots, seeds = engine.open_slots(NUM_ENVS)
+    slots, seeds = engine.open_slots(NUM_ENVS) or pytest.fail("no slots")
     words = np.stack([seeds >> np.uint64(32), seeds & np.uint64(0xFFFFFFFF)], -1).astype(np.uint32)
-    env_state, timestep = jax.jit(environment.reset)(jax.random.wrap_key_data(words, impl="threefry2x32"))
+    env_state, timestep = jax.jit(environment.reset)(
+        jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
+    )
     step, learn = jax.jit(environment.step), jax.jit(agent.learn)
     add(engine, slots, timestep)
     for _ in range(num_updates):

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 
 from zerocopy_envs.errors import UserError
 from zerocopy_envs.types import EnvironmentSpec
-from zerocopy_seed import __version__
 from zerocopy_seed.config import BridgeConfig, Config
 from zerocopy_seed.keys import Stream, stream_key
 from zerocopy_seed.loops.local_actors import LocalActors, deal_environments
@@ -113,7 +112,6 @@ def bridge_program(
         settings=config.env.settings,
         spec=spec,
         num_environments=per_actor[0],
-        software=f"zerocopy_seed {__version__}",
     )
     with contextlib.ExitStack() as stack:
         # Short, since a socket's path may have no more than 107 characters.

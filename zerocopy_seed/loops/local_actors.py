@@ -67,7 +67,7 @@ class LocalActors:
     def _start(self, num_envs: int) -> subprocess.Popen:
         command = [sys.executable, "-m", "zerocopy_seed.cli", "actor", self._address]
         return subprocess.Popen(
-            [*command, "--num-envs", str(num_envs)],
+            [*command, "--num-envs", str(num_envs), "--parent-pid", str(os.getpid())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             # A JAX environment must leave the accelerator to the learner.

@@ -24,7 +24,7 @@ from zerocopy_seed.config import Config
 from zerocopy_seed.config_file import RUN_CONFIG, dump_config, load_run_config, refuse_changed_mathematics
 from zerocopy_seed.loops.bridge import act_synchronously, bridge_program, init_learner, table_types
 from zerocopy_seed.loops.compile_cache import use_compile_cache
-from zerocopy_seed.loops.environments import HostEnvironments, make_environment
+from zerocopy_seed.loops.environments import HostEnvironments, find_environment
 from zerocopy_seed.loops.memory import check_memory
 from zerocopy_seed.loops.on_device import (
     DATA_AXIS,
@@ -86,7 +86,7 @@ def train(
 def _train(config: Config, run_dir: pathlib.Path, resume: bool, stop: StopRequest) -> int:
     if config.env.place == "actors":
         act_synchronously()
-    environment = make_environment(config.env)
+    environment = find_environment(config.env)
     has_actors = config.env.place == "actors" or isinstance(environment, HostEnvironments)
     if has_actors:
         act_synchronously()

@@ -22,9 +22,7 @@ from zerocopy_seed.remote.codec import (
 from zerocopy_seed.remote.engine import Engine, Request
 from zerocopy_seed.remote.errors import ProtocolError, Refused
 from zerocopy_seed.remote.specs import first_difference, spec_from_message, spec_to_message
-
-VERSION = 1
-"""Of the protocol."""
+from zerocopy_seed.remote.transport import SOFTWARE, VERSION
 
 _STREAM_WITHIN_S = 30.0  # from joining; then the slots are for others
 
@@ -38,7 +36,6 @@ class RunDescription:
     settings: dict[str, Any]
     spec: EnvironmentSpec
     num_environments: int
-    software: str
 
 
 @dataclasses.dataclass
@@ -76,7 +73,7 @@ class Bridge:
         _check_version(request.version)
         return bridge_pb2.Run(
             version=VERSION,
-            software=self._run.software,
+            software=SOFTWARE,
             run_id=self._run.run_id,
             environment=self._run.environment,
             settings=json.dumps(self._run.settings),

@@ -155,7 +155,7 @@ def _make_handlers(bridge: Bridge) -> grpc.GenericRpcHandler:
         return grpc.unary_unary_rpc_method_handler(
             call,
             request_deserializer=request.FromString,
-            response_serializer=lambda response: response.SerializeToString(),
+            response_serializer=lambda response: response.SerializeToString(),  # pyright: ignore
         )
 
     async def step(_, context: grpc.aio.ServicerContext) -> None:

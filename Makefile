@@ -11,7 +11,7 @@ STAMP := $(VENV)/installed
 RUN_DIR = runs/cartpole-$(shell date +%Y%m%d-%H%M%S)
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-all check format lock clean
+.PHONY: help train test test-all check format proto lock clean
 
 help:  ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ check: $(STAMP)  ## lint, formatting and types
 format: $(STAMP)  ## format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+proto: $(STAMP)  ## generate zerocopy_seed/remote/bridge_pb2*.py* from bridge.proto
+	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. zerocopy_seed/remote/bridge.proto
 
 lock: $(STAMP)  ## resolve requirements.lock anew
 	$(BIN)/python -m pip install --quiet uv

@@ -57,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(words: list[str]) -> int:
     commands = {
         "train": (_train, "train an agent into a run directory"),
+        "actor": (_actor, "step environments for a learner that runs elsewhere"),
         "evaluate": (_evaluate, "play whole episodes with a run's checkpoint"),
         "bench": (_bench, "measure speed"),
         "envs": (_envs, "list the environments"),
@@ -124,6 +125,41 @@ def _train(parser: _Parser, words: list[str]) -> int:
         from zerocopy_seed.loops.train import train
 
         return train(config, run_dir, resume=options.resume, stop=stop)
+
+
+def _actor(parser: _Parser, words: list[str]) -> int:
+    parser.add_argument("address", metavar="ADDRESS", help="of the learner: HOST:PORT or unix:PATH")
+    parser.add_argument(
+        "--num-envs", metavar="N", type=int, help="how many environments (default: as the learner says)"
+    )
+    parser.add_argument(
+        "--env", metavar="NAME", help="another environment with the same spec (default: the learner's)"
+    )
+    parser.add_argument(
+        "--reconnect-s",
+        metavar="S",
+        type=float,
+        default=600.0,
+        help="seconds to try to reach the learner, at the start and after a loss; inf for ever "
+        "(default: %(default)g)",
+    )
+    parser.add_argument("--parent-pid", type=int, help=argparse.SUPPRESS)  # `train` ties its own actors to it
+    _add_help(parser)
+    options = parser.parse_args(words)
+    if options.num_envs is not None and options.num_envs < 1:
+        raise UserError("--num-envs", expected="at least 1", found=str(options.num_envs))
+    if not options.reconnect_s >= 0:
+        raise UserError("--reconnect-s", expected="at least 0", found=str(options.reconnect_s))
+
+    from zerocopy_seed.remote.actor import run_actor
+
+    return run_actor(
+        options.address,
+        num_envs=options.num_envs,
+        env=options.env,
+        reconnect_s=options.reconnect_s,
+        parent_pid=options.parent_pid,
+    )
 
 
 def _evaluate(parser: _Parser, words: list[str]) -> int:

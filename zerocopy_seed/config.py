@@ -57,6 +57,8 @@ class EnvConfig:
     """Environments stepped at once; V-trace's batch size, in unrolls."""
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Passed to the environment."""
+    place: Literal["auto", "actors"] = "auto"
+    """Where it steps: JAX environments on the device and others in actors, or all in actors."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,6 +242,24 @@ class DevicesConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class BridgeConfig:
+    """Actors: where they join, how many are started here, and how far behind their policy may be."""
+
+    address: str = "127.0.0.1:0"
+    """host:port or unix:/path where actors join; port 0 takes a free one, which a resumed run takes again."""
+    local_actors: Natural = 1
+    """Actor processes started with the learner and stopped with it, over a Unix socket."""
+    envs_per_actor: Natural = 0
+    """Environments of each local actor; 0 deals all of env.num_envs among them: nobody else can join."""
+    max_policy_lag: Limit = math.inf
+    """Most updates between an unroll's first action and its use; 0 is lock step, inf sets no bound."""
+    max_inference_batch: Count = 256
+    """Environments acted for in one call; what waits beyond that is next."""
+    inference: Literal["auto", "loop", "thread"] = "auto"
+    """Where acting runs: in the server's event loop (cheap policies) or a thread beside it; auto measures."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Config:
     """One experiment, whole."""
 
@@ -253,3 +273,4 @@ class Config:
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
     metrics: MetricsConfig = dataclasses.field(default_factory=MetricsConfig)
     devices: DevicesConfig = dataclasses.field(default_factory=DevicesConfig)
+    bridge: BridgeConfig = dataclasses.field(default_factory=BridgeConfig)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from zerocopy_envs.errors import UserError
 from zerocopy_seed.config import Config, R2D2Config, VTraceConfig
 from zerocopy_seed.config_keys import keys, range_of
@@ -25,10 +27,26 @@ def validate(config: Config) -> None:
     num_envs, agent, num_devices = config.env.num_envs, config.agent, config.devices.num_devices
     _require_multiple("env.num_envs", num_envs, "devices.num_devices", num_devices)
     _require_multiple("agent.num_shards", agent.num_shards, "devices.num_devices", num_devices)
+    _validate_bridge(config)
     if isinstance(agent, VTraceConfig):
         _validate_vtrace(agent, num_envs)
     else:
         _validate_r2d2(agent, config)
+
+
+def _validate_bridge(config: Config) -> None:
+    bridge, num_envs = config.bridge, config.env.num_envs
+    lag = bridge.max_policy_lag
+    if lag != math.inf and not lag.is_integer():
+        raise UserError("bridge.max_policy_lag", expected="a whole number of updates, or inf", found=str(lag))
+    needed = bridge.local_actors * max(bridge.envs_per_actor, 1)
+    if needed > num_envs:
+        raise UserError(
+            "bridge.local_actors",
+            expected=f"actors for at most env.num_envs = {num_envs} environments",
+            found=f"{bridge.local_actors} with {max(bridge.envs_per_actor, 1)} or more each",
+            remedy="lower bridge.local_actors or bridge.envs_per_actor, or raise env.num_envs",
+        )
 
 
 def _validate_vtrace(agent: VTraceConfig, num_envs: int) -> None:

@@ -20,7 +20,7 @@ RUN_CONFIG = "config.toml"
 """The file's name in a run directory."""
 
 # What a resume may change, since it does not alter the run's mathematics.
-_FREE_ON_RESUME = ("total_env_steps", "checkpoint", "metrics", "devices")
+_FREE_ON_RESUME = ("total_env_steps", "checkpoint", "metrics", "devices", "bridge")
 
 
 def load_config(path: str | pathlib.Path, overrides: Sequence[str] = ()) -> Config:

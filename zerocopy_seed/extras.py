@@ -5,7 +5,18 @@ from __future__ import annotations
 from zerocopy_envs.errors import UserError
 
 EXTRAS = {
-    "learner": ("jax", "chex", "flax", "optax", "orbax", "gymnax", "six", "matplotlib", "tensorboardX"),
+    "learner": (
+        "jax",
+        "chex",
+        "flax",
+        "optax",
+        "orbax",
+        "gymnax",
+        "six",
+        "matplotlib",
+        "tensorboardX",
+        "grpc_health",
+    ),
     "brax": ("brax",),
     "atari": ("gymnasium", "ale_py"),
     "video": ("imageio", "imageio_ffmpeg"),

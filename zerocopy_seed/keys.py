@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 
 import jax
+import jax.numpy as jnp
 
 from zerocopy_seed.types import Array, Key
 
@@ -24,14 +25,17 @@ def stream_key(seed: Array | int, stream: Stream) -> Key:
     return jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), stream)
 
 
-def slot_keys(seed: Array | int, stream: Stream, slots: Array, incarnation: int = 0) -> Key:
+def slot_keys(seed: Array | int, stream: Stream, slots: Array, incarnation: Array | int = 0) -> Key:
     """One key per slot, [B].
 
     Args:
       seed: the run's seed.
       stream: which source.
       slots: [B] int32.
-      incarnation: how often the slot's actor was lost and began anew.
+      incarnation: [B] or one for all: how often the slot's actor was lost and began anew.
     """
     base = stream_key(seed, stream)
-    return jax.vmap(lambda slot: jax.random.fold_in(jax.random.fold_in(base, slot), incarnation))(slots)
+    fold = jax.random.fold_in
+    return jax.vmap(lambda slot, number: fold(fold(base, slot), number))(
+        slots, jnp.broadcast_to(jnp.asarray(incarnation), slots.shape)
+    )

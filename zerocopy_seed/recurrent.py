@@ -127,14 +127,18 @@ def network_input_step(state: RecurrentState, timestep: TimeStep) -> tuple[Netwo
 def init_network(network: Any, spec: EnvironmentSpec, frame_stack: int, key: Key) -> Any:
     """Initial variables of `network` for an environment of this spec."""
     recurrent = initial_recurrent(network, spec, frame_stack, 1)
-    timestep = TimeStep(
+    inputs, _ = network_input_step(recurrent, zero_timestep(spec))
+    return network.init(key, inputs, recurrent.core)
+
+
+def zero_timestep(spec: EnvironmentSpec) -> TimeStep:
+    """A FIRST timestep [1] of zeros, for what needs no more than its types."""
+    return TimeStep(
         step_type=jnp.zeros([1], jnp.int8),
         reward=jnp.zeros([1], jnp.float32),
         discount=jnp.ones([1], jnp.float32),
         observation=jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape), leaf.dtype), spec.observation),
     )
-    inputs, _ = network_input_step(recurrent, timestep)
-    return network.init(key, inputs, recurrent.core)
 
 
 def network_input_unroll(state: RecurrentState, timestep: TimeStep, action: Array) -> NetworkInput:

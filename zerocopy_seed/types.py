@@ -129,7 +129,7 @@ class LearnerState(NamedTuple):
 
 
 class Agent(NamedTuple):
-    """An algorithm as five pure functions; nothing in them jits, logs, or reads a clock.
+    """An algorithm as pure functions; nothing in them jits, logs, or reads a clock.
 
     Attributes:
       init: key -> LearnerState
@@ -137,6 +137,8 @@ class Agent(NamedTuple):
       initial_state: keys [B], slots [B] int32 -> AgentState
       act: ActingParams, AgentState, TimeStep [B], Mode -> action, actor_output, AgentState
       learn: LearnerState, Trajectory -> LearnerState, metrics (dict of float32 scalars)
+      store: LearnerState, Trajectory -> LearnerState: remembers unrolls, each slot's at most once, without
+        learning; None for an agent that learns from the batch at hand alone
     """
 
     init: Callable[[Key], LearnerState]
@@ -144,3 +146,4 @@ class Agent(NamedTuple):
     initial_state: Callable[[Key, Array], AgentState]
     act: Callable[..., tuple[Array, Any, AgentState]]
     learn: Callable[[LearnerState, Trajectory], tuple[LearnerState, dict[str, Array]]]
+    store: Callable[[LearnerState, Trajectory], LearnerState] | None = None

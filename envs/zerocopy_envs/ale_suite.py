@@ -69,7 +69,7 @@ class AleEnvironment:
         if self._pending:
             emulators.recv()
             self._pending = False
-        frames, _ = emulators.reset(seed=np.array(whole, np.int64) % _LARGEST_SEED)
+        frames, _ = emulators.reset(seed=np.array([seed % _LARGEST_SEED for seed in whole]))
         self._age = np.zeros(self.num_envs, np.int64)
         self._ended = self._truncated = np.zeros(self.num_envs, bool)
         nothing = np.zeros(self.num_envs)

@@ -41,8 +41,9 @@ def describe_environments() -> Iterator[EnvironmentRow]:
         for name in names:
             try:
                 environment = make(name)
-                spec = environment.spec
-                if environment_kind(environment) == "host":
+                kind = environment_kind(environment)
+                spec = environment if kind == "spec" else environment.spec
+                if kind == "host":
                     environment.close()
             except UserError as error:
                 if isinstance(error.__cause__, ImportError):

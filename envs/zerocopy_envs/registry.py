@@ -151,7 +151,7 @@ def find_suite(name: str) -> Suite:
 
 
 def make(name: str, **settings: Any) -> Any:
-    """Makes an environment: an `Environment` or a `HostEnvironment`, see `environment_kind`.
+    """Makes an environment: an `Environment`, a `HostEnvironment` or a spec alone, see `environment_kind`.
 
     Args:
       name: `suite:name`, or `package.module:factory` of anything importable; a registered suite wins.
@@ -188,13 +188,17 @@ def make(name: str, **settings: Any) -> Any:
     return environment
 
 
-def environment_kind(environment: Any, name: str = "") -> Literal["jax", "host"]:
-    """Whether this is an `Environment` (\"jax\") or a `HostEnvironment` (\"host\").
+def environment_kind(environment: Any, name: str = "") -> Literal["jax", "host", "spec"]:
+    """Whether this is an `Environment` (jax), a `HostEnvironment` (host) or an `EnvironmentSpec` (spec).
+
+    A spec alone stands for simulators that own their loop and join a learner by themselves.
 
     Raises:
       UserError: it is neither.
     """
     subject = f"environment {name!r}" if name else f"environment {type(environment).__name__}"
+    if isinstance(environment, EnvironmentSpec):
+        return "spec"
     if isinstance(getattr(environment, "spec", None), EnvironmentSpec):
         if all(hasattr(environment, method) for method in ("num_envs", "reset", "send", "recv", "close")):
             return "host"
@@ -202,7 +206,8 @@ def environment_kind(environment: Any, name: str = "") -> Literal["jax", "host"]
             return "jax"
     raise UserError(
         subject,
-        expected="a spec (EnvironmentSpec), and reset and step, or num_envs, reset, send, recv and close",
+        expected="a spec (EnvironmentSpec), and reset and step, or num_envs, reset, send, recv and close; "
+        "or an EnvironmentSpec alone",
         found=f"{type(environment).__name__}",
     )
 

@@ -154,17 +154,22 @@ def make_r2d2_agent(
         recurrent = state.recurrent._replace(core=core, frames=frames, last_action=action)
         return action, R2D2Output(q_of(q, action), q.max(-1)), AgentState(recurrent, exploration)
 
-    def insert(replay: replays.Replay, trajectory: Trajectory, settings: dict[str, Array]) -> replays.Replay:
-        slot = trajectory.slot - device_index(axis_name) * replay.cursor.shape[0]
-        mass_of = functools.partial(initial_mass, config, settings=settings)
-        return replays.insert(layout, replay, trajectory, slot, mass_of)
+    def store(state: LearnerState, trajectory: Trajectory) -> LearnerState:
+        slot = trajectory.slot - device_index(axis_name) * state.replay.cursor.shape[0]
+        mass_of = functools.partial(initial_mass, config, settings=state.settings)
+        num_valid = valid_transitions(trajectory.timestep.step_type).sum(dtype=jnp.int32)
+        return state._replace(
+            replay=replays.insert(layout, state.replay, trajectory, slot, mass_of),
+            env_steps=counters.increment(state.env_steps, sum_over_devices(num_valid, axis_name)),
+        )
 
     def learn(state: LearnerState, trajectory: Trajectory) -> tuple[LearnerState, dict[str, Array]]:
         settings = state.settings
-        replay = insert(state.replay, trajectory, settings)
+        learning_rate = decayed_learning_rate(settings, state.env_steps)
+        state = store(state, trajectory)
+        replay = state.replay
         num_stored = sum_over_devices(replay.completed.sum(dtype=jnp.int32), axis_name)
         ready = num_stored >= config.min_replay
-        learning_rate = decayed_learning_rate(settings, state.env_steps)
         optimizer = make_optimizer(config.optimizer, settings, learning_rate)
 
         def update(carry, uniforms: Array):
@@ -202,7 +207,6 @@ def make_r2d2_agent(
             update, (state.params, state.opt_state, state.target, replay.masses), uniforms
         )
         metrics = {name: jnp.where(ready, rows.mean(0), 0.0) for name, rows in metrics.items()}
-        num_valid = valid_transitions(trajectory.timestep.step_type).sum(dtype=jnp.int32)
         metrics["learning_rate"] = learning_rate
         metrics["replay_sequences"] = num_stored.astype(jnp.float32)
         return state._replace(
@@ -211,7 +215,6 @@ def make_r2d2_agent(
             target=target,
             replay=replay._replace(masses=masses),
             key=next_key,
-            env_steps=counters.increment(state.env_steps, sum_over_devices(num_valid, axis_name)),
             num_updates=counters.increment(state.num_updates, jnp.int32(1)),
         ), metrics
 
@@ -225,7 +228,7 @@ def make_r2d2_agent(
         uniforms = uniforms.reshape(num_local, config.updates_per_insert, per_shard, per_sample)
         return jnp.swapaxes(uniforms, 0, 1)
 
-    return Agent(init, acting, initial_state, act, learn)
+    return Agent(init, acting, initial_state, act, learn, store)
 
 
 def _choose(condition: Array, chosen: Any, other: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 from zerocopy_envs import registry
 from zerocopy_envs.checks.jax_environment import check_types
+from zerocopy_envs.errors import UserError
 from zerocopy_envs.types import EnvironmentSpec, HostEnvironment
 from zerocopy_envs.wrappers import Vectorized
 from zerocopy_seed.config import EnvConfig
@@ -25,15 +26,34 @@ class HostEnvironments:
         return registry.make(self.name, num_envs=num_envs, **self.settings)
 
 
-def make_environment(config: EnvConfig) -> Vectorized | HostEnvironments:
+def find_environment(config: EnvConfig) -> Vectorized | HostEnvironments:
     """What `config` names: a vectorised JAX environment, or how to make host environments.
 
     Raises:
       UserError: unknown name or setting, or a JAX environment whose reset and step do not fit its spec.
     """
     environment = registry.make(config.name, **config.settings)
-    if registry.environment_kind(environment) == "host":
+    kind = registry.environment_kind(environment)
+    if kind == "spec":
+        return HostEnvironments(config.name, config.settings, environment)
+    if kind == "host":
         environment.close()
         return HostEnvironments(config.name, config.settings, environment.spec)
     check_types(f"environment {config.name!r}", environment)
     return Vectorized(environment)
+
+
+def make_environment(config: EnvConfig) -> Vectorized:
+    """The vectorised JAX environment that `config` names.
+
+    Raises:
+      UserError: as `find_environment`, and for an environment that steps on the host.
+    """
+    environment = find_environment(config)
+    if isinstance(environment, HostEnvironments):
+        raise UserError(
+            f"env.name = {config.name!r}",
+            expected="a JAX environment, which steps on the device",
+            found="one that steps on the host",
+        )
+    return environment

@@ -32,11 +32,14 @@ DATA_AXIS = "data"
 
 
 class TrainState(NamedTuple):
-    """All of a run: the learner and what its environments carry from one unroll to the next."""
+    """All of a run: the learner and what its environments carry from one unroll to the next.
+
+    Where the environments are in actors, `actor` and `episodes` are ().
+    """
 
     learner: LearnerState
-    actor: ActorState
-    episodes: EpisodeTracker
+    actor: ActorState | Any
+    episodes: EpisodeTracker | Any
 
 
 class Window(NamedTuple):
@@ -48,6 +51,24 @@ class Window(NamedTuple):
     metric_sums: CompensatedSum
     num_updates: Array
     episodes: EpisodeSums
+
+
+class Program(NamedTuple):
+    """What trains.
+
+    Attributes:
+      agent: whose state it is.
+      dispatch: (state, window, num_updates int32) -> state, window: so many updates or fewer; donates both.
+      metric_names: of the metrics in its windows.
+      figures: what else to say in a line of metrics, since the last one.
+      failure: why it cannot go on, in one line; "" as long as it can.
+    """
+
+    agent: Agent
+    dispatch: Callable[[TrainState, Window, Any], tuple[TrainState, Window]]
+    metric_names: tuple[str, ...]
+    figures: Callable[[], dict[str, float]] = dict
+    failure: Callable[[], str] = str
 
 
 Update = Callable[[TrainState], tuple[TrainState, dict[str, Array], tuple[Array, Array, Array]]]

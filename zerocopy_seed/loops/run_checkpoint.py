@@ -18,7 +18,7 @@ from zerocopy_seed.config import CheckpointConfig
 from zerocopy_seed.config_file import load_run_config
 from zerocopy_seed.keys import Stream, stream_key
 from zerocopy_seed.loops.compile_cache import use_compile_cache
-from zerocopy_seed.loops.environments import make_environment
+from zerocopy_seed.loops.environments import HostEnvironments, find_environment
 from zerocopy_seed.loops.memory import in_gigabytes, num_bytes
 from zerocopy_seed.loops.on_device import TrainState
 from zerocopy_seed.types import ActingParams, Agent
@@ -102,7 +102,7 @@ def empty_replay(types: Any) -> Any:
 
 def restore_acting(
     run_dir: str | pathlib.Path, step: int | None = None
-) -> tuple[Agent, Vectorized, int, ActingParams]:
+) -> tuple[Agent, Vectorized | HostEnvironments, int, ActingParams]:
     """A run's agent, its environment, and the step and parameters of a checkpoint; reads only `acting`.
 
     Args:
@@ -114,7 +114,7 @@ def restore_acting(
     """
     use_compile_cache()
     config = load_run_config(run_dir)
-    environment = make_environment(config.env)
+    environment = find_environment(config.env)
     agent = make_agent(config.agent, config.network, environment.spec, num_slots=config.env.num_envs)
     target = jax.eval_shape(lambda: agent.acting(agent.init(stream_key(config.seed, Stream.LEARNER))))
     with Checkpointer(pathlib.Path(run_dir) / CHECKPOINTS) as checkpointer:

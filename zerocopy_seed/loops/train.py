@@ -9,7 +9,7 @@ import pathlib
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,11 +22,13 @@ from zerocopy_seed.agents import make_agent
 from zerocopy_seed.checkpoint import Checkpointer, CheckpointError
 from zerocopy_seed.config import Config
 from zerocopy_seed.config_file import RUN_CONFIG, dump_config, load_run_config, refuse_changed_mathematics
+from zerocopy_seed.loops.bridge import act_synchronously, bridge_program, init_learner, table_types
 from zerocopy_seed.loops.compile_cache import use_compile_cache
-from zerocopy_seed.loops.environments import make_environment
+from zerocopy_seed.loops.environments import HostEnvironments, find_environment
 from zerocopy_seed.loops.memory import check_memory
 from zerocopy_seed.loops.on_device import (
     DATA_AXIS,
+    Program,
     TrainState,
     Window,
     init_train_state,
@@ -51,18 +53,11 @@ from zerocopy_seed.metrics import MetricsWriter
 from zerocopy_seed.ops.counters import as_int
 from zerocopy_seed.plotting import plot_learning_curve
 from zerocopy_seed.progress import Progress
+from zerocopy_seed.remote.addresses import parse_address
 from zerocopy_seed.types import Agent
 
 # Signals are heard and checkpoints made between dispatches, so a dispatch is kept well under a second.
 _DISPATCH_S = 0.3
-
-
-class Program(NamedTuple):
-    """What runs: `dispatch` (compiled, see `make_dispatch`), and the names of the metrics in its windows."""
-
-    agent: Agent
-    dispatch: Callable[[TrainState, Window, Any], tuple[TrainState, Window]]
-    metric_names: tuple[str, ...]
 
 
 def train(
@@ -89,13 +84,22 @@ def train(
 
 
 def _train(config: Config, run_dir: pathlib.Path, resume: bool, stop: StopRequest) -> int:
-    environment = make_environment(config.env)
-    agent = make_agent(config.agent, config.network, environment.spec, num_slots=config.env.num_envs)
+    if config.env.place == "actors":
+        act_synchronously()
+    environment = find_environment(config.env)
+    has_actors = config.env.place == "actors" or isinstance(environment, HostEnvironments)
+    if has_actors:
+        act_synchronously()
+        _check_bridge(config)
+    spec = environment.spec
+    agent = make_agent(config.agent, config.network, spec, num_slots=config.env.num_envs)
     mesh = _make_mesh(config.devices.num_devices)
     _check_run_dir(config, run_dir, resume)
     use_compile_cache()
 
     def init() -> TrainState:
+        if isinstance(environment, HostEnvironments) or has_actors:
+            return init_learner(agent, config.seed)
         return init_train_state(agent, environment, config.seed, config.env.num_envs)
 
     def init_without_replay() -> TrainState:
@@ -103,7 +107,10 @@ def _train(config: Config, run_dir: pathlib.Path, resume: bool, stop: StopReques
 
     state_types = jax.eval_shape(init)  # traced before anything is written: what does not fit is refused here
     save_replay = saves_replay(config.checkpoint, state_types)
-    check_memory(config, state_types, jax.devices()[: config.devices.num_devices], save_replay=save_replay)
+    in_memory = state_types
+    if has_actors:
+        in_memory = state_types._replace(actor=table_types(config, agent, spec, state_types))
+    check_memory(config, in_memory, jax.devices()[: config.devices.num_devices], save_replay=save_replay)
     if mesh is not None:  # one device need not hold all of it, not even at first
         replay_types = spread_types(state_types.learner.replay, mesh)
         state_types = _with_replay(state_types, replay_types)
@@ -127,17 +134,25 @@ def _train(config: Config, run_dir: pathlib.Path, resume: bool, stop: StopReques
             state = _with_replay(
                 _compile_once(init_without_replay)(), empty_replay(state_types.learner.replay)
             )
-        program, state = _compile(config, environment, agent, state, mesh)
-        compile_s = time.perf_counter() - began
-        with (
-            MetricsWriter(
-                run_dir,
-                tensorboard=config.metrics.tensorboard,
-                resume_env_steps=resumed_at,
-                warn=_complain,
-            ) as metrics,
-            Progress(config.total_env_steps, sys.stdout, as_int(state.learner.env_steps)) as progress,
-        ):
+        with contextlib.ExitStack() as stack:
+            if isinstance(environment, HostEnvironments) or has_actors:
+                program = stack.enter_context(
+                    bridge_program(config, agent, spec, state, run_dir, stop, say=_say, warn=_complain)
+                )
+            else:
+                program, state = _compile(config, environment, agent, state, mesh)
+            compile_s = time.perf_counter() - began
+            metrics = stack.enter_context(
+                MetricsWriter(
+                    run_dir,
+                    tensorboard=config.metrics.tensorboard,
+                    resume_env_steps=resumed_at,
+                    warn=_complain,
+                )
+            )
+            progress = stack.enter_context(
+                Progress(config.total_env_steps, sys.stdout, as_int(state.learner.env_steps))
+            )
             progress.compiled(compile_s)
             state = _loop(config, program, state, saves, save_replay, metrics, progress, stop)
         env_steps = as_int(state.learner.env_steps)
@@ -146,6 +161,9 @@ def _train(config: Config, run_dir: pathlib.Path, resume: bool, stop: StopReques
             _try(saves.save, env_steps, checkpoint_items(agent, state, replay=save_replay))
             and _try(saves.wait)
         )
+    failure = program.failure()
+    if failure:
+        _complain(failure)
     if not saved:
         _complain(f"{run_dir}: the last checkpoint could not be saved")
         return 1
@@ -154,7 +172,17 @@ def _train(config: Config, run_dir: pathlib.Path, resume: bool, stop: StopReques
         plot_learning_curve(run_dir, run_dir / "learning_curve.png")
     except Exception as error:  # a picture is not worth a finished run
         _complain(f"{run_dir / 'learning_curve.png'}: not drawn: {error}")
-    return 0
+    return 1 if failure else 0
+
+
+def _check_bridge(config: Config) -> None:
+    parse_address(config.bridge.address, to_listen=True)
+    if config.devices.num_devices > 1:
+        raise UserError(
+            "devices.num_devices",
+            expected="1 where environments are in actors",
+            found=str(config.devices.num_devices),
+        )
 
 
 def _compile(
@@ -200,7 +228,7 @@ def _loop(
     seconds_per_update = _DISPATCH_S
 
     diverged = False
-    last = env_steps >= total or bool(stop)
+    last = env_steps >= total or bool(stop or program.failure())
     while not last:
         # An update takes at most steps_per_update: so many pass neither the total nor a line by an update.
         to_total = max(1, (total - env_steps) // steps_per_update)
@@ -212,10 +240,10 @@ def _loop(
         now = time.monotonic()
         seconds_per_update = (now - began) / num_updates
 
-        last = env_steps >= total or bool(stop)
+        last = env_steps >= total or bool(stop or program.failure())
         save_due = not last and now - saved_at >= config.checkpoint.every_s
         if last or save_due or env_steps >= next_line:
-            row = _metrics_row(state, window, program.metric_names)
+            row = _metrics_row(state, window, program.metric_names) | program.figures()
             row["env_steps_per_s"] = (env_steps - line_env_steps) / (now - line_at)
             metrics.write(row)
             progress.update(row)

@@ -8,11 +8,10 @@ from zerocopy_envs.checks.stream import (
     check_spec,
     check_stream,
     check_timestep_types,
-    map_leaves,
-    named_leaves,
     random_actions,
 )
 from zerocopy_envs.errors import UserError
+from zerocopy_envs.trees import map_leaves, named_leaves
 from zerocopy_envs.types import HostEnvironment, StepType, TimeStep
 
 

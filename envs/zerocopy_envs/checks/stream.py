@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from zerocopy_envs.errors import UserError
+from zerocopy_envs.trees import named_leaves
 from zerocopy_envs.types import (
     ActionSpec,
     ArraySpec,
@@ -18,28 +18,6 @@ from zerocopy_envs.types import (
     StepType,
     TimeStep,
 )
-
-
-def named_leaves(tree: Any, name: str = "observation") -> Iterator[tuple[str, Any]]:
-    """Leaves of nested dicts, tuples and lists with their paths; dicts in sorted order, as JAX has them."""
-    if isinstance(tree, dict):
-        for key in sorted(tree):
-            yield from named_leaves(tree[key], f"{name}.{key}")
-    elif isinstance(tree, tuple | list):
-        for i, item in enumerate(tree):
-            yield from named_leaves(item, f"{name}[{i}]")
-    else:
-        yield name, tree
-
-
-def map_leaves(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
-    """`jax.tree.map` for nested dicts, tuples and NamedTuples, without JAX."""
-    if isinstance(tree, dict):
-        return {key: map_leaves(function, tree[key], *(other[key] for other in others)) for key in tree}
-    if isinstance(tree, tuple | list):
-        items = [map_leaves(function, *items) for items in zip(tree, *others, strict=True)]
-        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
-    return function(tree, *others)
 
 
 def check_spec(name: str, spec: EnvironmentSpec) -> None:

@@ -1,0 +1,201 @@
+"""The ledger of slots: whole unrolls, their lag, lost actors, and room for what comes."""
+
+import math
+
+import numpy as np
+import pytest
+
+from zerocopy_seed.remote.slots import Slots
+
+FIRST, MID, LAST = 0, 1, 2
+
+
+def make(num_slots=3, length=2, *, max_lag=math.inf, distinct=False):
+    return Slots(num_slots, length, max_lag=max_lag, distinct=distinct)
+
+
+def play(slots, slot, step_type, reward=0.0):
+    """One timestep of some slots, answered: (closed, unroll, row)."""
+    slot, step_type = np.asarray(slot, np.int32), np.asarray(step_type, np.int8)
+    assert slots.check(slot, step_type) is None
+    closed = slots.note(slot, step_type, np.broadcast_to(np.float32(reward), slot.shape))
+    unroll, row = slots.begin_rows(slot)
+    slots.answered(slot)
+    return closed.tolist(), unroll.tolist(), row.tolist()
+
+
+def test_an_unroll_is_length_rows_and_the_next_timestep_closes_it():
+    slots = make()
+    opened = slots.open(2)
+    assert opened.tolist() == [0, 1]
+    nowhere = slots.num_unrolls
+    closed, unroll, row = play(slots, [0, 1], [FIRST, FIRST])
+    assert (closed, row) == ([nowhere] * 2, [0, 0])
+    assert play(slots, [0, 1], [MID, LAST])[2] == [1, 1]
+    assert slots.num_finished == 0
+    closed, later, row = play(slots, [0, 1], [MID, FIRST])
+    assert (closed, row, slots.num_finished) == (unroll, [0, 0], 2)
+    assert not set(later) & set(unroll)
+    taken = slots.take(3)
+    assert taken.slot.tolist() == [0, 1]
+    assert taken.unroll.tolist() == unroll
+    assert taken.continues.tolist() == [False, False]
+    for step in (MID, MID):
+        play(slots, [0, 1], [step, step])
+    assert slots.take(3).continues.tolist() == [True, True]
+
+
+def test_lag_counts_updates_since_the_oldest_row():
+    slots = make(1)
+    slots.open(1)
+    play(slots, [0], [FIRST])
+    slots.version += 1
+    play(slots, [0], [MID])
+    slots.version += 2
+    play(slots, [0], [MID])
+    assert slots.take(1).lag.tolist() == [3]
+
+
+def test_a_first_without_a_last_drops_what_was_begun_and_breaks_the_stream():
+    slots = make(2, 3)
+    slots.open(2)
+    for step in (FIRST, MID):
+        play(slots, [0, 1], [step, step])
+    closed, _, row = play(slots, [0, 1], [FIRST, MID])
+    assert row == [0, 2]
+    assert slots.num_dropped == 2
+    for _ in range(3):
+        play(slots, [0], [MID])
+    taken = slots.take(2)
+    assert (taken.slot.tolist(), taken.continues.tolist()) == ([0], [False])
+
+
+def test_a_first_in_place_of_the_closing_timestep_drops_the_whole_unroll():
+    slots = make(1, 2)
+    slots.open(1)
+    for step in (FIRST, MID, FIRST):
+        play(slots, [0], [step])
+    assert (slots.num_finished, slots.num_dropped) == (0, 2)
+
+
+def test_a_lost_actor_leaves_finished_unrolls_and_a_slot_that_starts_fresh():
+    slots = make(2, 2)
+    slots.open(2)
+    for step in (FIRST, MID, MID):
+        play(slots, [0, 1], [step, step])
+    free_before = len(slots._free)
+    slots.close(np.array([0], np.int32))
+    assert slots.num_dropped == 1
+    assert len(slots._free) == free_before + 1
+    assert slots.open(1).tolist() == [0]
+    assert slots.incarnation.tolist() == [1, 0]
+    assert slots.check(np.array([0]), np.array([MID])) == ("FIRST (0) at the start and after a LAST", 0)
+    for step in (FIRST, MID, MID):
+        play(slots, [0], [step])
+    taken = slots.take(9)
+    assert taken.slot.tolist() == [0, 0, 1]
+    assert taken.continues.tolist() == [False, False, False]
+
+
+def test_messages_out_of_turn_are_noticed():
+    slots = make(2)
+    slots.open(2)
+    slot = np.array([0, 1], np.int32)
+    slots.note(slot, np.array([FIRST, FIRST], np.int8), np.zeros(2, np.float32))
+    assert slots.check(slot, np.array([MID, MID])) == ("no message before the answer to the last one", 0)
+    slots.begin_rows(slot)
+    slots.answered(slot)
+    play(slots, [1], [LAST])
+    assert slots.check(slot, np.array([MID, MID])) == ("FIRST (0) at the start and after a LAST", 1)
+
+
+def test_unrolls_of_different_slots_only_where_asked():
+    for distinct, expected in ((False, [0, 0, 0]), (True, [0, 1])):
+        slots = make(3, 1, distinct=distinct)
+        slots.open(2)
+        play(slots, [0, 1], [FIRST, FIRST])
+        for _ in range(3):
+            play(slots, [0], [MID])
+        play(slots, [1], [MID])
+        assert slots.take(3).slot.tolist() == expected
+
+
+def test_unrolls_of_one_slot_are_taken_in_their_order():
+    slots = make(1, 1, distinct=True)
+    slots.open(1)
+    order = [play(slots, [0], [FIRST if i == 0 else MID])[1][0] for i in range(3)]
+    assert [slots.take(1).unroll.tolist() for _ in range(2)] == [[order[0]], [order[1]]]
+
+
+@pytest.mark.parametrize("max_lag", [0, 1, 3])
+def test_a_slot_waits_once_so_many_of_its_unrolls_are_not_learned_from(max_lag):
+    slots = make(2, 1, max_lag=max_lag)
+    slots.open(2)
+    both = np.array([0, 1], np.int32)
+    play(slots, both, [FIRST, FIRST])
+    for _ in range(max_lag):
+        assert slots.may_begin(both, 0)
+        play(slots, both, [MID, MID])
+    slots.note(both, np.array([MID, MID], np.int8), np.zeros(2, np.float32))
+    assert not slots.may_begin(both, 0)
+    assert slots.all_finished
+    taken = slots.take(2)
+    assert taken.slot.tolist() == [0, 1]
+    assert not slots.may_begin(both, 0)  # taken, but the update is not published
+    slots.version += 1
+    slots.learned(taken.slot)
+    assert slots.may_begin(both, 0)
+    slots.begin_rows(both)
+    slots.answered(both)
+    for lag in range(1, max_lag + 1):
+        taken = slots.take(2)
+        assert (taken.lag <= max_lag).all(), lag
+        slots.version += 1
+        slots.learned(taken.slot)
+
+
+def test_in_lock_step_a_lost_actor_blocks_nobody():
+    slots = make(2, 1, max_lag=0)
+    slots.open(2)
+    play(slots, [0, 1], [FIRST, FIRST])
+    slots.note(np.array([0], np.int32), np.array([MID], np.int8), np.zeros(1, np.float32))
+    assert not slots.all_finished
+    slots.close(np.array([1], np.int32))
+    assert slots.all_finished
+
+
+def test_there_is_always_room_while_the_learner_waits():
+    rng = np.random.default_rng(0)
+    slots = make(8, 3)
+    everybody = slots.open(8)
+    has_begun = np.zeros(8, bool)
+    for _ in range(2000):
+        some = everybody[rng.random(8) < rng.random()]
+        if not len(some):
+            continue
+        if slots.num_finished >= 8:
+            slots.learned(slots.take(8).slot)
+        assert slots.may_begin(some, 0)
+        play(slots, some, np.where(has_begun[some], MID, FIRST))
+        has_begun[some] = True
+    assert len(slots._free) + slots.num_finished + int((slots._unroll >= 0).sum()) == slots.num_unrolls
+
+
+def test_returns_are_summed_by_episode_and_unclipped():
+    slots = make(1, 4)
+    slots.open(1)
+    for step, reward in (
+        (FIRST, 0),
+        (MID, 7),
+        (MID, 0),
+        (LAST, -20),
+        (FIRST, 0),
+        (LAST, 5),
+        (FIRST, 0),
+        (MID, 9),
+    ):
+        play(slots, [0], [step], reward)
+    assert slots.take_episodes() == (2, -8.0, 4)
+    assert slots.take_episodes() == (0, 0.0, 0)
+    play(slots, [0], [LAST], 1)
+    assert slots.take_episodes() == (1, 10.0, 2)

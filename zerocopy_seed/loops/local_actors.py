@@ -1,0 +1,84 @@
+"""Actor processes that the learner starts and stops itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+_EARLY_S = 60.0  # an actor that ends sooner would not do better the next time
+_MAX_EARLY_ENDS = 3
+_STOP_S = 10.0
+
+
+class LocalActors:
+    """Runs `zerocopy-seed actor` processes; a context manager that ends them with itself.
+
+    They are executed, never forked: a fork of a process that runs JAX and gRPC may hang.
+
+    Args:
+      address: where they join.
+      num_envs: environments of each.
+      warn: called with a line when one has ended.
+    """
+
+    def __init__(self, address: str, num_envs: Sequence[int], *, warn: Callable[[str], None]):
+        self._address, self._num_envs, self._warn = address, tuple(num_envs), warn
+        self._processes: list[subprocess.Popen] = []
+        self._started_at: list[float] = []
+        self._early_ends = 0
+
+    def __enter__(self) -> LocalActors:
+        for num_envs in self._num_envs:
+            self._processes.append(self._start(num_envs))
+            self._started_at.append(time.monotonic())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.terminate()
+        give_up = time.monotonic() + _STOP_S
+        for process in self._processes:
+            try:
+                process.wait(max(0.0, give_up - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def check(self) -> str:
+        """Starts anew those that have ended; why that is of no use, in one line, or ""."""
+        for place, process in enumerate(self._processes):
+            code = process.poll()
+            if code is None:
+                continue
+            is_early = time.monotonic() - self._started_at[place] < _EARLY_S
+            self._early_ends = self._early_ends + 1 if is_early else 0
+            if self._early_ends >= _MAX_EARLY_ENDS:
+                return (
+                    f"local actor {place}: ends with code {code} as soon as it starts; what it said is above"
+                )
+            self._warn(f"local actor {place} ended with code {code}; starting it anew")
+            self._processes[place] = self._start(self._num_envs[place])
+            self._started_at[place] = time.monotonic()
+        return ""
+
+    def _start(self, num_envs: int) -> subprocess.Popen:
+        command = [sys.executable, "-m", "zerocopy_seed.cli", "actor", self._address]
+        return subprocess.Popen(
+            [*command, "--num-envs", str(num_envs), "--parent-pid", str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            # A JAX environment must leave the accelerator to the learner.
+            env={**os.environ, "JAX_PLATFORMS": "cpu"},
+            # The terminal's Ctrl-C is the learner's to hear: it ends them once it has saved.
+            start_new_session=True,
+        )
+
+
+def deal_environments(num_envs: int, num_actors: int, envs_per_actor: int) -> list[int]:
+    """Environments of each local actor: so many, or where that is 0 all of them in nearly equal parts."""
+    if envs_per_actor:
+        return [envs_per_actor] * num_actors
+    return [num_envs // num_actors + (place < num_envs % num_actors) for place in range(num_actors)]

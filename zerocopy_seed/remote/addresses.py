@@ -1,0 +1,125 @@
+"""Addresses of learners, and what gRPC must be told for them. Imports no JAX and no gRPC.
+
+Both ends send pings while a stream is open, so that a peer that is frozen or cut off is noticed within some
+15 s. gRPC answers them in threads of its own, however long an environment's step or a compilation takes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+
+from zerocopy_envs.errors import UserError
+
+PING_EVERY_MS = 10_000
+PING_TIMEOUT_MS = 5_000
+
+_FORMS = "HOST:PORT, [IPv6]:PORT or unix:PATH"
+_LONGEST_SOCKET_PATH = 107  # of sockaddr_un on Linux, less its closing 0
+
+Options = list[tuple[str, int]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Address:
+    """Where a learner listens.
+
+    Attributes:
+      text: as gRPC takes it and people write it.
+      host: name or number without brackets; "" for a Unix socket.
+      port: 0 for a Unix socket, and where the system shall choose.
+      path: of a Unix socket, else "".
+    """
+
+    text: str
+    host: str = ""
+    port: int = 0
+    path: str = ""
+
+    @property
+    def is_local(self) -> bool:
+        """A Unix socket or a loopback address: no proxy can stand between."""
+        if self.path or self.host.lower() == "localhost":
+            return True
+        try:
+            number = ipaddress.ip_address(self.host)
+        except ValueError:
+            return False
+        return number.is_loopback or number.is_unspecified
+
+
+def parse_address(text: str, *, to_listen: bool = False) -> Address:
+    """Reads `host:port`, `[::1]:port` or `unix:/path`.
+
+    Args:
+      text: what the user wrote.
+      to_listen: whether port 0, of which the system makes a free one, is allowed.
+
+    Raises:
+      UserError: in one line.
+    """
+    subject = f"address {text!r}"
+    if text.startswith("unix:"):
+        path = text.removeprefix("unix:").removeprefix("//")
+        if not path:
+            raise UserError(subject, expected=_FORMS, found="no path")
+        if len(path.encode()) > _LONGEST_SOCKET_PATH:
+            raise UserError(
+                subject,
+                expected=f"a path of at most {_LONGEST_SOCKET_PATH} bytes",
+                found=str(len(path.encode())),
+                remedy="use a shorter one, such as under /tmp",
+            )
+        return Address(f"unix:{path}", path=path)
+    if "/" in text:
+        raise UserError(subject, expected=_FORMS, remedy="leave out scheme and path")
+    host, colon, digits = text.rpartition(":")
+    if text.endswith("]") or not colon:
+        raise UserError(subject, expected=_FORMS, found="no port")
+    if host.startswith("[") and host.endswith("]"):
+        try:
+            ipaddress.IPv6Address(host[1:-1])
+        except ValueError as error:
+            raise UserError(subject, expected="an IPv6 address in brackets", found=host) from error
+    elif ":" in host or "[" in host or "]" in host:
+        raise UserError(subject, expected=_FORMS, remedy=f"write [{host.strip('[]')}]:{digits}")
+    if not host or any(mark.isspace() for mark in host):
+        raise UserError(subject, expected=_FORMS, found="no host" if not host else repr(host))
+    least = 0 if to_listen else 1
+    if not (digits.isascii() and digits.isdigit()) or not least <= int(digits) <= 65535:
+        raise UserError(subject, expected=f"a port from {least} to 65535", found=digits or "nothing")
+    return Address(f"{host}:{int(digits)}", host.strip("[]"), int(digits))
+
+
+def client_options(address: Address) -> Options:
+    """Channel options of an actor: any size of message, pings, nothing shared with other channels."""
+    options = [
+        ("grpc.max_receive_message_length", -1),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.keepalive_time_ms", PING_EVERY_MS),
+        ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
+        ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
+        ("grpc.http2.max_pings_without_data", 0),
+        # Else a new channel waits out the failures of those before it.
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+    return [*options, ("grpc.enable_http_proxy", 0)] if address.is_local else options
+
+
+def server_options(max_message_bytes: int) -> Options:
+    """Server options of a learner.
+
+    Args:
+      max_message_bytes: largest message that it takes; larger ones end their stream.
+    """
+    return [
+        ("grpc.so_reuseport", 0),  # else two learners share a port without a word
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.keepalive_time_ms", PING_EVERY_MS),
+        ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
+        ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.min_ping_interval_without_data_ms", PING_TIMEOUT_MS),
+        ("grpc.http2.max_ping_strikes", 0),  # actors in other languages may ping as they like
+    ]

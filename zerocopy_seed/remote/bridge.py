@@ -1,0 +1,201 @@
+"""What the learner answers to actors, whatever carries the messages: descriptions, sessions, steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from zerocopy_envs.types import EnvironmentSpec
+from zerocopy_seed.remote import bridge_pb2
+from zerocopy_seed.remote.codec import (
+    ACTIONS_GOODBYE,
+    decode_observations,
+    encode_actions,
+    make_wire_format,
+)
+from zerocopy_seed.remote.engine import Engine, Request
+from zerocopy_seed.remote.errors import ProtocolError, Refused
+from zerocopy_seed.remote.specs import first_difference, spec_from_message, spec_to_message
+from zerocopy_seed.remote.transport import SOFTWARE, VERSION
+
+_STREAM_WITHIN_S = 30.0  # from joining; then the slots are for others
+
+
+@dataclasses.dataclass(frozen=True)
+class RunDescription:
+    """What actors are told of a run."""
+
+    run_id: str
+    environment: str
+    settings: dict[str, Any]
+    spec: EnvironmentSpec
+    num_environments: int
+
+
+@dataclasses.dataclass
+class _Session:
+    slots: np.ndarray
+    joined_at: float
+    is_open: bool = False
+
+
+class Bridge:
+    """Everything but the transport. All calls come from one thread.
+
+    Args:
+      engine: acts.
+      run: what actors are told.
+      notify: called when a request has been added to the engine.
+    """
+
+    def __init__(self, engine: Engine, run: RunDescription, notify: Callable[[], None]):
+        self._engine, self._run, self._notify = engine, run, notify
+        self.wire = make_wire_format(run.spec)
+        self._spec = spec_to_message(run.spec)
+        self._sessions: dict[str, _Session] = {}
+        self._connections: set[Connection] = set()
+        self.num_lost = 0
+        self.num_bytes = 0
+        self._is_ended = False
+
+    def describe(self, request: bridge_pb2.DescribeRequest) -> bridge_pb2.Run:
+        """What is run here.
+
+        Raises:
+          Refused: another version of the protocol.
+        """
+        _check_version(request.version)
+        return bridge_pb2.Run(
+            version=VERSION,
+            software=SOFTWARE,
+            run_id=self._run.run_id,
+            environment=self._run.environment,
+            settings=json.dumps(self._run.settings),
+            spec=self._spec,
+            num_environments=self._run.num_environments,
+        )
+
+    def join(self, request: bridge_pb2.JoinRequest) -> bridge_pb2.Session:
+        """Takes slots for an actor.
+
+        Raises:
+          Refused: naming the field that does not fit; or no room.
+        """
+        _check_version(request.version)
+        if self._is_ended:
+            raise Refused("UNAVAILABLE", "the run has ended")
+        if request.run_id != self._run.run_id:
+            raise _refusal("FAILED_PRECONDITION", "run_id", self._run.run_id, request.run_id)
+        difference = first_difference(self._run.spec, spec_from_message(request.spec))
+        if difference is not None:
+            raise _refusal("FAILED_PRECONDITION", *difference)
+        most = self._engine.max_rows
+        if not 0 < request.num_environments <= most:
+            expected = f"1 to {most}, what one inference batch (bridge.max_inference_batch) takes"
+            raise _refusal("INVALID_ARGUMENT", "num_environments", expected, str(request.num_environments))
+        self._free_forgotten()
+        opened = self._engine.open_slots(request.num_environments)
+        if opened is None:
+            expected = f"at most {self._engine.num_free} environments, the slots that are free"
+            raise _refusal("RESOURCE_EXHAUSTED", "num_environments", expected, str(request.num_environments))
+        slots, seeds = opened
+        identity = secrets.token_hex(16)
+        self._sessions[identity] = _Session(slots, time.monotonic())
+        return bridge_pb2.Session(id=identity, slots=slots.tolist(), seeds=seeds.tolist())
+
+    def open(self, session_id: str, write: Callable[[bytes], None]) -> Connection:
+        """A session's stream.
+
+        Args:
+          session_id: as `join` gave it; good for one stream.
+          write: sends a serialised `Actions` message.
+
+        Raises:
+          Refused: no such session.
+        """
+        session = self._sessions.get(session_id)
+        if session is None or session.is_open:
+            raise _refusal("UNAVAILABLE", "session", "one that was joined, once", session_id or "none")
+        session.is_open = True
+        connection = Connection(self, session_id, session.slots, write)
+        self._connections.add(connection)
+        return connection
+
+    def end(self) -> None:
+        """Says goodbye to every actor, since the run has ended."""
+        self._is_ended = True
+        for connection in self._connections:
+            connection.write(ACTIONS_GOODBYE)
+
+    @property
+    def num_actors(self) -> int:
+        """Actors with an open stream."""
+        return len(self._connections)
+
+    def _close(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        session = self._sessions.pop(connection.session_id)
+        self._engine.close_slots(session.slots)
+        self.num_lost += not connection.said_goodbye and not self._is_ended
+
+    def _free_forgotten(self) -> None:
+        now = time.monotonic()
+        for identity, session in list(self._sessions.items()):
+            if not session.is_open and now - session.joined_at > _STREAM_WITHIN_S:
+                del self._sessions[identity]
+                self._engine.close_slots(session.slots)
+
+
+class Connection:
+    """One actor's stream; see `Bridge.open`."""
+
+    def __init__(self, bridge: Bridge, session_id: str, slots: np.ndarray, write: Callable[[bytes], None]):
+        self._bridge, self.session_id, self._slots, self.write = bridge, session_id, slots, write
+        self.said_goodbye = self._is_closed = False
+
+    def receive(self, data: bytes) -> None:
+        """Takes in a serialised `Observations` message; its answer is written later.
+
+        Raises:
+          ProtocolError: it does not fit what was agreed upon; the stream is to be ended.
+        """
+        bridge, engine = self._bridge, self._bridge._engine
+        message = decode_observations(bridge.wire, data, len(self._slots))
+        if message.goodbye:
+            self.said_goodbye = True
+            return
+        slot = self._slots[message.environment]
+        wrong = engine.check(slot, message.step_type)
+        if wrong is not None:
+            expected, which = wrong
+            raise ProtocolError(f"slot {which}", expected, "another")
+        request = message.request
+
+        def answer(actions: np.ndarray) -> None:
+            if not self._is_closed:
+                self.write(encode_actions(bridge.wire, request, actions))
+
+        engine.add(Request(slot, message.step_type, message.reward, message.discount, message.leaves, answer))
+        bridge.num_bytes += len(data)
+        bridge._notify()
+
+    def close(self) -> None:
+        """Frees the actor's slots, however the stream ended."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._bridge._close(self)
+
+
+def _check_version(version: int) -> None:
+    if version != VERSION:
+        raise _refusal("FAILED_PRECONDITION", "version", str(VERSION), str(version))
+
+
+def _refusal(code: Any, field: str, expected: str, found: str) -> Refused:
+    return Refused(code, f"{field}: expected {expected}, found {found}")

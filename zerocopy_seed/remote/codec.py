@@ -1,0 +1,417 @@
+"""The step messages of bridge.proto, read and written without copies. Imports no JAX.
+
+What is written is byte for byte what the generated code writes. What is read may be any legal encoding: the
+generated code's own is read here, others (fields in another order, unknown fields) by its parser.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import struct
+from typing import Any, NamedTuple
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from zerocopy_envs.trees import leaves, named_leaves
+from zerocopy_envs.types import BoundedAction, EnvironmentSpec, MultiDiscreteAction, TimeStep
+from zerocopy_seed.remote import bridge_pb2
+from zerocopy_seed.remote.errors import ProtocolError
+
+OBSERVATIONS_GOODBYE = b"\x38\x01"
+"""The message with which an actor leaves."""
+ACTIONS_GOODBYE = b"\x18\x01"
+"""The message with which a run ends."""
+
+_LITTLE = "<"
+_ROW_FIELDS = (
+    ("environment", np.dtype("<i4")),
+    ("step_type", np.dtype("i1")),
+    ("reward", np.dtype("<f4")),
+    ("discount", np.dtype("<f4")),
+)
+_ONE = 0x3F800000  # the bits of 1.0; floats from 0 to 1 are ordered as their bits are
+
+
+class Observations(NamedTuple):
+    """One step of n of an actor's environments.
+
+    Attributes:
+      request: number that the answer must bear.
+      environment: int32 [n], all different.
+      step_type: int8 [n].
+      reward: float32 [n].
+      discount: float32 [n].
+      leaves: arrays [n, ...] of the observation, in wire order.
+      goodbye: the actor leaves; nothing else is set.
+    """
+
+    request: int
+    environment: np.ndarray
+    step_type: np.ndarray
+    reward: np.ndarray
+    discount: np.ndarray
+    leaves: tuple[np.ndarray, ...]
+    goodbye: bool = False
+
+
+class Actions(NamedTuple):
+    """The answer: `action` [n, ...] in the order of the request's rows; or the run's end."""
+
+    request: int
+    action: np.ndarray
+    goodbye: bool = False
+
+
+class _Layout(NamedTuple):
+    """A message of n rows after its request number: environment, step_type, reward, discount, leaves.
+
+    Attributes:
+      prefixes: what stands before the bytes of each field: tag and size.
+      fields: where the bytes of each field begin, its shape and dtype.
+      struct: reads the prefixes, and after each the bytes of those fields whose values are checked.
+      ones: n float32 ones, as bytes.
+    """
+
+    prefixes: tuple[bytes, ...]
+    fields: tuple[tuple[int, tuple[int, ...], np.dtype], ...]
+    struct: struct.Struct
+    ones: bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class WireFormat:
+    """What a spec says of the bytes of its messages.
+
+    Attributes:
+      paths: of the observation's arrays, in wire order (that of `named_leaves`).
+      dtypes: of each.
+      shapes: of each, without rows.
+      action_dtype: int32 or float32.
+      action_shape: without rows.
+      masks: which of the arrays are bool.
+    """
+
+    paths: tuple[str, ...]
+    dtypes: tuple[np.dtype, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    action_dtype: np.dtype
+    action_shape: tuple[int, ...]
+    masks: tuple[int, ...]
+    _layouts: dict[int, _Layout] = dataclasses.field(default_factory=dict, repr=False, compare=False)
+    _counting: dict[int, bytes] = dataclasses.field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def observation_bytes(self) -> int:
+        """Of one row of the observation."""
+        return sum(
+            dtype.itemsize * math.prod(shape) for dtype, shape in zip(self.dtypes, self.shapes, strict=True)
+        )
+
+    @property
+    def row_bytes(self) -> int:
+        """Of one row of all fields of an `Observations` message."""
+        return self.observation_bytes + sum(dtype.itemsize for _, dtype in _ROW_FIELDS)
+
+    @property
+    def action_bytes(self) -> int:
+        """Of one row of actions."""
+        return self.action_dtype.itemsize * math.prod(self.action_shape)
+
+    @property
+    def field_names(self) -> tuple[str, ...]:
+        """Of every array of an `Observations` message, in wire order."""
+        return (*(name for name, _ in _ROW_FIELDS), *self.paths)
+
+    def max_message_bytes(self, num_rows: int) -> int:
+        """An upper bound of the size of an `Observations` message."""
+        return num_rows * self.row_bytes + 11 * (len(self.field_names) + 1)
+
+    def layout(self, num_rows: int) -> _Layout:
+        """Where things are in a message of `num_rows` rows (which the caller has found sensible)."""
+        found = self._layouts.get(num_rows)
+        if found is None:
+            found = self._layouts[num_rows] = _make_layout(self, num_rows)
+        return found
+
+    def counting(self, num_environments: int) -> bytes:
+        """int32 0, 1, ... `num_environments` - 1, as bytes."""
+        found = self._counting.get(num_environments)
+        if found is None:
+            found = self._counting[num_environments] = np.arange(num_environments, dtype="<i4").tobytes()
+        return found
+
+
+def make_wire_format(spec: EnvironmentSpec) -> WireFormat:
+    """The wire format of an environment's messages."""
+    named = list(named_leaves(spec.observation))
+    action = spec.action
+    if isinstance(action, BoundedAction):
+        action_dtype, action_shape = np.dtype("<f4"), action.shape
+    else:
+        action_dtype = np.dtype("<i4")
+        action_shape = (len(action.num_values),) if isinstance(action, MultiDiscreteAction) else ()
+    return WireFormat(
+        paths=tuple(path for path, _ in named),
+        dtypes=tuple(leaf.dtype.newbyteorder(_LITTLE) for _, leaf in named),
+        shapes=tuple(leaf.shape for _, leaf in named),
+        action_dtype=action_dtype,
+        action_shape=action_shape,
+        masks=tuple(i for i, (_, leaf) in enumerate(named) if leaf.dtype == np.bool_),
+    )
+
+
+def encode_observations(wire: WireFormat, request: int, environment: np.ndarray, timestep: TimeStep) -> bytes:
+    """An `Observations` message.
+
+    Args:
+      wire: the format agreed upon.
+      request: number that the answer will bear.
+      environment: int32 [n].
+      timestep: [n]; its observation a pytree as in the spec, or a tuple of its leaves in wire order.
+
+    Raises:
+      ProtocolError: an array does not fit the format.
+    """
+    num_rows = len(environment)
+    layout = wire.layout(num_rows)
+    arrays = [environment, timestep.step_type, timestep.reward, timestep.discount]
+    observation = timestep.observation
+    arrays += [observation] if isinstance(observation, np.ndarray) else leaves(observation)
+    if len(arrays) != len(layout.fields):
+        raise ProtocolError("observation", ", ".join(wire.paths), f"{len(arrays) - len(_ROW_FIELDS)} arrays")
+    parts: list[Any] = [_request_prefix(request)]  # of what has bytes
+    for i, (prefix, (_, shape, dtype)) in enumerate(zip(layout.prefixes, layout.fields, strict=True)):
+        array = arrays[i]
+        if type(array) is not np.ndarray or array.shape != shape or array.dtype != dtype:
+            array = _fit(wire.field_names[i], array, shape, dtype)
+        parts.append(prefix)
+        parts.append(array if array.flags.c_contiguous else np.ascontiguousarray(array))
+    return b"".join(parts)
+
+
+def decode_observations(wire: WireFormat, data: bytes, num_environments: int) -> Observations:
+    """Reads an `Observations` message; arrays are read-only views of `data`.
+
+    Args:
+      wire: the format agreed upon.
+      data: the message.
+      num_environments: of the actor.
+
+    Raises:
+      ProtocolError: sizes, indices or flags that are wrong; nothing has been allocated by then.
+    """
+    request, start = _read_request(data)
+    num_rows = _read_num_rows(data, start)
+    if not 0 < num_rows <= num_environments:
+        return _parse_observations(wire, data, num_environments)
+    layout = wire.layout(num_rows)
+    if len(data) - start != layout.struct.size:
+        return _parse_observations(wire, data, num_environments)
+    p0, environment_bytes, p1, step_type_bytes, p2, p3, discount_bytes, *rest = layout.struct.unpack_from(
+        data, start
+    )
+    if (p0, p1, p2, p3, *rest) != layout.prefixes:
+        return _parse_observations(wire, data, num_environments)
+    arrays = [np.ndarray(shape, dtype, data, start + at) for at, shape, dtype in layout.fields]
+    environment, step_type, reward, discount, *observation = arrays
+    observations = Observations(request, environment, step_type, reward, discount, tuple(observation))
+    _check_observations(
+        wire, layout, observations, num_environments, environment_bytes, step_type_bytes, discount_bytes
+    )
+    return observations
+
+
+def encode_actions(wire: WireFormat, request: int, action: np.ndarray) -> bytes:
+    """An `Actions` message of `action` [n, ...], in the dtype of the format.
+
+    Raises:
+      ProtocolError: the array does not fit the format.
+    """
+    shape = (len(action), *wire.action_shape)
+    if type(action) is not np.ndarray or action.shape != shape or action.dtype != wire.action_dtype:
+        action = _fit("action", action, shape, wire.action_dtype)
+    if not action.flags.c_contiguous:
+        action = np.ascontiguousarray(action)
+    if not action.nbytes:
+        return _request_prefix(request)
+    parts: list[Any] = [_request_prefix(request), b"\x12", _varint(action.nbytes), action]
+    return b"".join(parts)
+
+
+def decode_actions(wire: WireFormat, data: bytes, num_rows: int) -> Actions:
+    """Reads an `Actions` message that answers `num_rows` rows; the array is a read-only view of `data`.
+
+    Raises:
+      ProtocolError: the size is wrong.
+    """
+    request, start = _read_request(data)
+    num_bytes = num_rows * wire.action_bytes
+    prefix = b"\x12" + _varint(num_bytes)
+    begin = start + len(prefix)
+    if data[start:begin] == prefix and len(data) == begin + num_bytes:
+        shape = (num_rows, *wire.action_shape)
+        return Actions(request, np.ndarray(shape, wire.action_dtype, data, begin))
+    message = _parse(bridge_pb2.Actions, data)
+    if message.goodbye:
+        return Actions(message.request, np.empty((0, *wire.action_shape), wire.action_dtype), True)
+    return Actions(
+        message.request, _view("action", message.action, (num_rows, *wire.action_shape), wire.action_dtype)
+    )
+
+
+def request_of(data: bytes) -> int:
+    """The request number of an `Actions` message.
+
+    Raises:
+      ProtocolError: it is none.
+    """
+    request, end = _read_request(data)
+    return request if end else _parse(bridge_pb2.Actions, data).request
+
+
+def _make_layout(wire: WireFormat, num_rows: int) -> _Layout:
+    arrays = [(2 + i, dtype, ()) for i, (_, dtype) in enumerate(_ROW_FIELDS)]
+    arrays += [(6, dtype, shape) for dtype, shape in zip(wire.dtypes, wire.shapes, strict=True)]
+    prefixes, fields, form, at = [], [], "<", 0
+    for number, dtype, shape in arrays:
+        num_bytes = num_rows * dtype.itemsize * math.prod(shape)
+        # proto3 leaves out what is empty, unless it is repeated
+        prefix = bytes([number << 3 | 2]) + _varint(num_bytes) if num_bytes or number == 6 else b""
+        prefixes.append(prefix)
+        fields.append((at + len(prefix), (num_rows, *shape), dtype))
+        form += f"{len(prefix)}s{num_bytes}{'s' if number in (2, 3, 5) else 'x'}"
+        at += len(prefix) + num_bytes
+    return _Layout(tuple(prefixes), tuple(fields), struct.Struct(form), np.ones(num_rows, "<f4").tobytes())
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _request_prefix(request: int) -> bytes:
+    return b"\x08" + _varint(request) if request else b""
+
+
+def _read_request(data: bytes) -> tuple[int, int]:
+    """Field 1 if it comes first, and where it ends; (0, 0) where the generated parser must look."""
+    if not data or data[0] != 0x08:
+        return 0, 0
+    value = 0
+    for place, byte in enumerate(data[1:10]):  # a tenth byte may overflow
+        value |= (byte & 0x7F) << 7 * place
+        if byte < 0x80:
+            return value, place + 2
+    return 0, 0
+
+
+def _read_num_rows(data: bytes, start: int) -> int:
+    """Rows in the field `environment` if it stands at `start`; else 0."""
+    if data[start : start + 1] != b"\x12":
+        return 0
+    num_bytes = 0
+    for place, byte in enumerate(data[start + 1 : start + 6]):
+        num_bytes |= (byte & 0x7F) << 7 * place
+        if byte < 0x80:
+            return num_bytes // 4
+    return 0
+
+
+def _parse_observations(wire: WireFormat, data: bytes, num_environments: int) -> Observations:
+    """By the generated parser: any legal encoding, and what is wrong with illegal ones."""
+    message = _parse(bridge_pb2.Observations, data)
+    parts = [message.environment, message.step_type, message.reward, message.discount]
+    if message.goodbye:
+        environment, step_type, reward, discount = (np.empty(0, dtype) for _, dtype in _ROW_FIELDS)
+        return Observations(message.request, environment, step_type, reward, discount, (), True)
+    num_rows = len(message.environment) // 4
+    if not 0 < num_rows <= num_environments or len(message.environment) % 4:
+        raise ProtocolError(
+            "environment", f"4 bytes for each of 1 to {num_environments} rows", _size(message.environment)
+        )
+    if len(message.observation) != len(wire.paths):
+        raise ProtocolError("observation", f"{len(wire.paths)} arrays", str(len(message.observation)))
+    layout = wire.layout(num_rows)
+    environment, step_type, reward, discount, *observation = [
+        _view(name, part, shape, dtype)
+        for name, part, (_, shape, dtype) in zip(
+            wire.field_names, [*parts, *message.observation], layout.fields, strict=True
+        )
+    ]
+    observations = Observations(message.request, environment, step_type, reward, discount, tuple(observation))
+    _check_observations(wire, layout, observations, num_environments, parts[0], parts[1], parts[3])
+    return observations
+
+
+def _check_observations(
+    wire: WireFormat,
+    layout: _Layout,
+    observations: Observations,
+    num_environments: int,
+    environment_bytes: bytes,
+    step_type_bytes: bytes,
+    discount_bytes: bytes,
+) -> None:
+    """Values that a server relies on. Each check has a shortcut for what nearly every message holds."""
+    environment, discount = observations.environment, observations.discount
+    first = int.from_bytes(environment_bytes[:4], "little")
+    if environment_bytes != wire.counting(num_environments)[4 * first : 4 * first + len(environment_bytes)]:
+        least, most = int(environment.min()), int(environment.max())
+        if least < 0 or most >= num_environments:
+            found = str(least if least < 0 else most)
+            raise ProtocolError("environment", f"0 to {num_environments - 1}", found)
+        if len(np.unique(environment)) != len(environment):
+            raise ProtocolError("environment", "each at most once", f"{_first_repeated(environment)} twice")
+    if wrong := step_type_bytes.translate(None, b"\x00\x01\x02"):
+        raise ProtocolError("step_type", "0, 1 or 2", str(int(np.frombuffer(wrong, np.int8)[0])))
+    if discount_bytes != layout.ones and np.maximum.reduce(discount.view("<u4")) > _ONE:
+        outside = ~((discount >= 0) & (discount <= 1))  # -0.0 and NaN come here too
+        if outside.any():
+            raise ProtocolError("discount", "0 to 1", str(discount[outside][0]))
+    for i in wire.masks:
+        most = np.max(observations.leaves[i].view(np.uint8), initial=0)
+        if most > 1:
+            raise ProtocolError(wire.paths[i], "bytes 0 or 1", str(most))
+
+
+def _first_repeated(environment: np.ndarray) -> int:
+    values, counts = np.unique(environment, return_counts=True)
+    return int(values[counts > 1][0])
+
+
+def _parse(kind: type, data: bytes):
+    message = kind()
+    try:
+        message.ParseFromString(data)
+    except DecodeError as error:
+        raise ProtocolError(
+            kind.__name__, f"a message of zerocopy_seed.v1.{kind.__name__}", f"{len(data)} other bytes"
+        ) from error
+    return message
+
+
+def _view(name: str, data: bytes, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    num_bytes = dtype.itemsize * math.prod(shape)
+    if len(data) != num_bytes:
+        raise ProtocolError(name, f"{dtype.name}{list(shape)} ({num_bytes} bytes)", _size(data))
+    return np.ndarray(shape, dtype, data)
+
+
+def _fit(name: str, array: object, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """The array if only its class kept it from fitting (a JAX array, a subclass)."""
+    converted = np.asarray(array)
+    if converted.shape != shape or converted.dtype != dtype:
+        raise ProtocolError(
+            name, f"{dtype.name}{list(shape)}", f"{converted.dtype.name}{list(converted.shape)}"
+        )
+    return converted
+
+
+def _size(data: bytes) -> str:
+    return f"{len(data)} byte{'' if len(data) == 1 else 's'}"

@@ -1,0 +1,423 @@
+"""Inference for actors, and the unrolls that come of it: whatever has arrived is one device call.
+
+The host's ledger (`slots`) and the device's tables (`tables`) meet here. One lock guards both: a server's
+driver adds requests and steps, the learner takes trajectories and publishes parameters.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from zerocopy_envs.types import EnvironmentSpec, StepType, TimeStep
+from zerocopy_seed.keys import Stream, slot_keys
+from zerocopy_seed.remote import tables as device
+from zerocopy_seed.remote.slots import Slots
+from zerocopy_seed.remote.tables import Column, Places
+from zerocopy_seed.types import ActingParams, Agent, Trajectory
+
+_SMALLEST_BATCH = 8
+_ALIGNMENT = 64  # bytes; what JAX reads without a copy, and reads rightly
+
+
+@dataclasses.dataclass(slots=True)
+class Request:
+    """Timesteps of some slots, n rows, that wait for their actions.
+
+    Attributes:
+      slot: int32 [n], each once.
+      step_type: int8 [n].
+      reward: float32 [n].
+      discount: float32 [n].
+      leaves: the observation's arrays [n, ...], in tree order.
+      answer: called with the actions [n, ...].
+      closed: int32 [n], unrolls that these timesteps close; None before they were noted.
+    """
+
+    slot: np.ndarray
+    step_type: np.ndarray
+    reward: np.ndarray
+    discount: np.ndarray
+    leaves: tuple[np.ndarray, ...]
+    answer: Callable[[np.ndarray], None]
+    closed: np.ndarray | None = None
+
+
+class Batch(NamedTuple):
+    """What goes up to the device in one call: buffers of one size, filled from the front."""
+
+    places: Places
+    timestep: TimeStep
+
+
+class Round(NamedTuple):
+    """Unrolls for the learner: learn from them, or only store them where an update is not due yet.
+
+    Attributes:
+      trajectory: [T, num_slots]; columns past the unrolls are padding.
+      is_due: learn, do not only store.
+      slot: int32 [n], whose they are.
+    """
+
+    trajectory: Trajectory
+    is_due: bool
+    slot: np.ndarray
+
+
+class Engine:
+    """See the module.
+
+    Args:
+      agent: acts and, on `num_slots` unrolls at once, learns.
+      spec: of the environments.
+      params: what acting reads at first.
+      seed: the run's.
+      num_slots: S.
+      unroll_length: T.
+      max_policy_lag: see `BridgeConfig`.
+      max_batch: most rows of one call; rounded up to a power of two.
+      first_incarnation: see `Slots`.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        spec: EnvironmentSpec,
+        params: ActingParams,
+        *,
+        seed: int,
+        num_slots: int,
+        unroll_length: int,
+        max_policy_lag: float,
+        max_batch: int,
+        first_incarnation: int = 0,
+    ):
+        self._agent, self._params = agent, params
+        self._slots = Slots(
+            num_slots,
+            unroll_length,
+            max_lag=max_policy_lag,
+            distinct=agent.store is not None,
+            first_incarnation=first_incarnation,
+        )
+        make = functools.partial(
+            device.make_tables,
+            agent,
+            spec,
+            num_slots=num_slots,
+            num_unrolls=self._slots.num_unrolls,
+            length=unroll_length,
+        )
+        self._tables = jax.jit(make)(params)
+        self._batches = [_make_batch(spec, size) for size in _batch_sizes(min(max_batch, num_slots))]
+        self.max_rows = len(self._batches[-1].places.slot)
+
+        def open_slots(tables, incarnation, is_opened):
+            slots = jnp.arange(num_slots, dtype=jnp.int32)
+            tables = device.open_slots(
+                agent, tables, slot_keys(seed, Stream.AGENT, slots, incarnation), is_opened
+            )
+            environment_keys = slot_keys(seed, Stream.ENVIRONMENT, slots, incarnation)
+            return tables, jax.random.key_data(environment_keys)
+
+        self._step = jax.jit(functools.partial(device.step, agent), donate_argnums=0)
+        self._close = jax.jit(device.close, donate_argnums=0)
+        self._gather = jax.jit(device.gather)
+        self._open = jax.jit(open_slots, donate_argnums=0)
+
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._pending: collections.deque[Request] = collections.deque()
+        self._num_stored = 0  # unrolls stored since an update
+        self._lags: list[np.ndarray] = []
+        self._waiting_since: float | None = None
+        self._wait_s = 0.0
+        self._num_calls = self._num_rows = 0
+        self.wake: Callable[[], None] = lambda: None
+
+    # The driver's side.
+
+    def open_slots(self, count: int) -> tuple[np.ndarray, np.ndarray] | None:
+        """Slots int32 [count] and seeds uint64 [count] of their environments; None if so many are not free.
+
+        A seed is the slot's environment key, its first word in the upper half.
+        """
+        with self._lock:
+            if count > self._slots.num_free:
+                return None
+            slots = self._slots.open(count)
+            is_opened = np.zeros(self._slots.num_slots, bool)
+            is_opened[slots] = True
+            incarnation = self._slots.incarnation.astype(np.uint32)
+            self._tables, words = self._open(self._tables, incarnation, is_opened)
+            words = np.asarray(words).astype(np.uint64)[slots]
+        return slots, (words[:, 0] << np.uint64(32)) | words[:, 1]
+
+    @property
+    def num_free(self) -> int:
+        """Slots that nobody has."""
+        return self._slots.num_free
+
+    def close_slots(self, slots: np.ndarray) -> None:
+        """Frees slots; what waits for their actions is forgotten."""
+        with self._lock:
+            gone = set(slots.tolist())
+            self._pending = collections.deque(
+                request for request in self._pending if gone.isdisjoint(request.slot.tolist())
+            )
+            self._slots.close(slots)
+            self._changed.notify_all()
+        self.wake()
+
+    def check(self, slot: np.ndarray, step_type: np.ndarray) -> tuple[str, int] | None:
+        """See `Slots.check`."""
+        return self._slots.check(slot, step_type)
+
+    def add(self, request: Request) -> None:
+        """A request that was checked; at most `max_rows` rows."""
+        self._pending.append(request)
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether requests wait."""
+        return bool(self._pending)
+
+    def step(self) -> list[tuple[Request, np.ndarray]]:
+        """Acts on what has arrived, as much as one call takes: the requests with their actions.
+
+        Empty where nothing waits, or all of it must wait for the learner.
+        """
+        with self._lock:
+            requests, num_rows = self._admit()
+            if not requests:
+                return []
+            batch = next(batch for batch in self._batches if len(batch.places.slot) >= num_rows)
+            _fill(batch, requests)
+            self._assign(batch.places, requests, num_rows)
+            self._tables, action = self._step(self._tables, self._params, batch.places, batch.timestep)
+            actions = np.asarray(action)  # waits: from here on the buffers are free again
+            self._num_calls += 1
+            self._num_rows += num_rows
+            self._slots.answered(batch.places.slot[:num_rows])
+            if self._slots.num_finished:
+                self._changed.notify_all()
+        answers, begin = [], 0
+        for request in requests:
+            end = begin + len(request.slot)
+            answers.append((request, actions[begin:end]))
+            begin = end
+        return answers
+
+    # The learner's side.
+
+    def take(self, timeout: float) -> Round | None:
+        """Unrolls for the learner, waited for at most `timeout` seconds; None if there are not enough.
+
+        Where the lag is bounded, one of every live slot. Else `num_slots` of them, whichever finished first;
+        an agent with a replay gets them in rounds of different slots, of which the last is due.
+        """
+        with self._changed:
+            self._changed.wait_for(self._is_ready, timeout)
+            if not self._is_ready():
+                return None
+            taken = self._slots.take(self._slots.num_slots)
+            num_slots, count = self._slots.num_slots, len(taken.slot)
+            column = self._padding()
+            column.unroll[:count], column.slot[:count] = taken.unroll, taken.slot
+            column.continues[:count] = taken.continues
+            trajectory = self._gather(self._tables, column)
+            self._lags.append(taken.lag)
+            is_due = True
+            if self._agent.store is not None:
+                self._num_stored += count
+                is_due = self._num_stored >= num_slots
+                self._num_stored -= num_slots * is_due
+            if not is_due:
+                self._slots.learned(taken.slot)
+        if not is_due:
+            self.wake()
+        return Round(trajectory, is_due, taken.slot)
+
+    def publish(self, params: ActingParams, slot: np.ndarray) -> None:
+        """What acting reads from now on, after an update from unrolls of slots [n]."""
+        with self._lock:
+            self._params = params
+            self._slots.version += 1
+            self._slots.learned(slot)
+        self.wake()
+
+    def warm_up(self) -> float:
+        """Compiles every program; the seconds that one call of the largest batch takes after that."""
+        seconds = 0.0
+        with self._lock:
+            for batch in self._batches:
+                batch.places.slot[:] = self._slots.num_slots
+                batch.places.unroll[:] = batch.places.closed[:] = self._slots.num_unrolls
+                batch.places.row[:] = 0
+                for _ in range(3):
+                    began = time.perf_counter()
+                    self._tables, action = self._step(
+                        self._tables, self._params, batch.places, batch.timestep
+                    )
+                    np.asarray(action)
+                    seconds = time.perf_counter() - began
+                if self._slots.is_bounded:
+                    self._tables = self._close(self._tables, batch.places.closed, batch.timestep)
+            incarnation = self._slots.incarnation.astype(np.uint32)
+            self._tables, _ = self._open(self._tables, incarnation, np.zeros(self._slots.num_slots, bool))
+        jax.block_until_ready(self.empty_trajectory())
+        return seconds
+
+    def empty_trajectory(self) -> Trajectory:
+        """One of padding alone, [T, num_slots]."""
+        with self._lock:
+            return self._gather(self._tables, self._padding())
+
+    def figures(self) -> dict[str, float]:
+        """What happened since the last call, for a line of metrics."""
+        with self._lock:
+            lags = np.concatenate(self._lags) if self._lags else np.zeros(0)
+            self._lags.clear()
+            episodes = self._slots.take_episodes()
+            if self._waiting_since is not None:
+                now = time.monotonic()
+                self._wait_s += now - self._waiting_since
+                self._waiting_since = now
+            row: dict[str, float] = {
+                "num_episodes": episodes.num_episodes,
+                "num_live_slots": int(self._slots.is_live.sum()),
+                "dropped_steps": self._slots.num_dropped,
+                "inference_batch": self._num_rows / max(self._num_calls, 1),
+                "inference_wait_s": self._wait_s,
+            }
+            self._wait_s, self._num_calls, self._num_rows, self._slots.num_dropped = 0.0, 0, 0, 0
+        if episodes.num_episodes:
+            row["episode_return"] = episodes.return_sum / episodes.num_episodes
+            row["episode_length"] = episodes.length_sum / episodes.num_episodes
+        if len(lags):
+            row["policy_lag"], row["policy_lag_max"] = float(lags.mean()), int(lags.max())
+        return row
+
+    def _padding(self) -> Column:
+        num_slots = self._slots.num_slots
+        return Column(
+            unroll=np.full(num_slots, self._slots.num_unrolls, np.int32),
+            slot=np.full(num_slots, num_slots, np.int32),
+            continues=np.zeros(num_slots, bool),
+        )
+
+    def _is_ready(self) -> bool:
+        slots = self._slots
+        if slots.is_bounded:
+            return slots.all_finished
+        return 0 < slots.num_finished >= slots.num_slots - self._num_stored
+
+    def _admit(self) -> tuple[list[Request], int]:
+        """Takes from the waiting requests those that may act now, at most one batch of them."""
+        if self._slots.is_bounded:
+            self._note_arrivals()
+        admitted: list[Request] = []
+        kept: list[Request] = []
+        num_rows = 0
+        while self._pending and num_rows < self.max_rows:
+            request = self._pending.popleft()
+            size = len(request.slot)
+            if num_rows + size > self.max_rows or not self._slots.may_begin(request.slot, num_rows):
+                kept.append(request)
+                continue
+            admitted.append(request)
+            num_rows += size
+        self._pending.extendleft(reversed(kept))
+        now = time.monotonic()
+        if self._waiting_since is not None:
+            self._wait_s += now - self._waiting_since
+            self._waiting_since = None
+        if kept and not admitted:
+            self._waiting_since = now
+        return admitted, num_rows
+
+    def _note_arrivals(self) -> None:
+        """Closes unrolls as their last timesteps arrive, since the learner may have to take them first."""
+        nowhere = self._slots.num_unrolls
+        for request in self._pending:
+            if request.closed is not None:
+                continue
+            closed = self._slots.note(request.slot, request.step_type, request.reward)
+            request.closed = np.full_like(closed, nowhere)
+            if (closed != nowhere).any():
+                batch = next(b for b in self._batches if len(b.places.slot) >= len(closed))
+                _fill(batch, [request])
+                batch.places.closed[: len(closed)] = closed
+                batch.places.closed[len(closed) :] = nowhere
+                self._tables = self._close(self._tables, batch.places.closed, batch.timestep)
+                jax.block_until_ready(self._tables)  # from here on the buffers are free again
+                self._changed.notify_all()
+
+    def _assign(self, places: Places, requests: list[Request], num_rows: int) -> None:
+        """Where the rows of a batch go; the rest is padding."""
+        slots = self._slots
+        slot = places.slot[:num_rows]
+        begin = 0
+        for request in requests:
+            end = begin + len(request.slot)
+            if request.closed is None:
+                request.closed = slots.note(request.slot, request.step_type, request.reward)
+            places.closed[begin:end] = request.closed
+            begin = end
+        places.unroll[:num_rows], places.row[:num_rows] = slots.begin_rows(slot)
+        places.slot[num_rows:] = slots.num_slots
+        places.unroll[num_rows:] = places.closed[num_rows:] = slots.num_unrolls
+
+
+def _fill(batch: Batch, requests: list[Request]) -> None:
+    """Copies requests into a batch: the one copy that an observation gets on the host."""
+    step_type, reward, discount, observation = batch.timestep
+    leaves = jax.tree.leaves(observation)
+    begin = 0
+    for request in requests:
+        end = begin + len(request.slot)
+        batch.places.slot[begin:end] = request.slot
+        step_type[begin:end] = request.step_type
+        reward[begin:end] = request.reward
+        discount[begin:end] = request.discount
+        for buffer, rows in zip(leaves, request.leaves, strict=True):
+            buffer[begin:end] = rows
+        begin = end
+
+
+def _batch_sizes(most: int) -> list[int]:
+    """Powers of two from the smallest batch to the first that holds `most` rows."""
+    sizes = [_SMALLEST_BATCH]
+    while sizes[-1] < most:
+        sizes.append(2 * sizes[-1])
+    return sizes
+
+
+def _make_batch(spec: EnvironmentSpec, size: int) -> Batch:
+    def empty(*shape: int, dtype: Any) -> np.ndarray:
+        return _aligned_zeros((size, *shape), dtype)
+
+    timestep = TimeStep(
+        step_type=empty(dtype=np.int8),
+        reward=empty(dtype=np.float32),
+        discount=empty(dtype=np.float32),
+        observation=jax.tree.map(lambda leaf: empty(*leaf.shape, dtype=leaf.dtype), spec.observation),
+    )
+    timestep.step_type[:] = StepType.FIRST
+    return Batch(Places(*(empty(dtype=np.int32) for _ in Places._fields)), timestep)
+
+
+def _aligned_zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    memory = np.zeros(size + _ALIGNMENT, np.uint8)
+    begin = -memory.ctypes.data % _ALIGNMENT
+    return memory[begin : begin + size].view(dtype).reshape(shape)

@@ -1,0 +1,202 @@
+"""The bridge over gRPC: a thread with an event loop that serves actors until it is stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+
+from zerocopy_envs.errors import UserError
+from zerocopy_seed.remote import bridge_pb2
+from zerocopy_seed.remote.addresses import Address, parse_address, server_options
+from zerocopy_seed.remote.bridge import Bridge, RunDescription
+from zerocopy_seed.remote.drivers import Driver, LoopDriver, ThreadDriver
+from zerocopy_seed.remote.engine import Engine
+from zerocopy_seed.remote.errors import ProtocolError, Refused
+
+SERVICE = "zerocopy_seed.v1.Bridge"
+
+_GOODBYE_S = 2.0  # for actors to hear that the run has ended
+
+
+class Server:
+    """Serves `engine` to actors; a context manager that serves from its beginning to its end.
+
+    Args:
+      engine: acts.
+      run: what actors are told.
+      addresses: where to listen.
+      in_thread: act in a thread of its own, not in the event loop.
+
+    Attributes:
+      addresses: where it listens; with the port that was free where 0 was asked for.
+      bridge: the sessions.
+    """
+
+    def __init__(self, engine: Engine, run: RunDescription, addresses: Sequence[str], *, in_thread: bool):
+        self._engine, self._run, self._in_thread = engine, run, in_thread
+        self._wanted = [parse_address(address, to_listen=True) for address in addresses]
+        self.addresses: tuple[str, ...] = ()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, name="server", daemon=True)
+        self._started = threading.Event()
+        self._error: BaseException | None = None
+        self._stop: asyncio.Event
+        self.bridge: Bridge
+
+    def __enter__(self) -> Server:
+        self._thread.start()
+        self._started.wait()
+        if self._error is not None:
+            self._thread.join()
+            raise self._error
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(RuntimeError):  # it has failed and ended by itself
+            self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+    def failure(self) -> str:
+        """Why it serves no longer, in one line; "" as long as it does."""
+        return f"inference has failed: {self._error}" if self._error is not None else ""
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._serve_until_stopped())
+        except BaseException as error:
+            self._error = self._error or error
+        finally:
+            self._loop.close()
+            self._started.set()
+
+    async def _serve_until_stopped(self) -> None:
+        self._stop = asyncio.Event()
+
+        def failed(error: BaseException) -> None:
+            self._error = error
+            self._stop.set()
+
+        make_driver = ThreadDriver if self._in_thread else LoopDriver
+        driver: Driver = make_driver(self._engine, self._loop, failed)
+        bridge = self.bridge = Bridge(self._engine, self._run, driver.notify)
+        self._engine.wake = driver.notify
+        most = bridge.wire.max_message_bytes(self._engine.max_rows)
+        server = grpc.aio.server(options=server_options(most))
+        health = HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(health, server)
+        server.add_generic_rpc_handlers((_make_handlers(bridge),))
+        try:
+            self.addresses = tuple(_listen(server, address) for address in self._wanted)
+            await server.start()
+            for service in ("", SERVICE):
+                await health.set(service, health_pb2.HealthCheckResponse.SERVING)
+            self._started.set()
+            await self._stop.wait()
+            await health.enter_graceful_shutdown()
+            bridge.end()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_GOODBYE_S):
+                    while bridge.num_actors:
+                        await asyncio.sleep(0.01)
+        finally:
+            await server.stop(0)
+            driver.close()
+
+
+def _listen(server: grpc.aio.Server, address: Address) -> str:
+    """Where it listens, the port chosen."""
+    taken = UserError(
+        f"address {address.text}",
+        expected="one that can be listened on",
+        found="one that is taken, or not of this machine",
+        remedy="choose another with --bridge.address; port 0 takes a free one",
+    )
+    if address.path and _is_served(address.path):  # gRPC would take the path away from whoever has it
+        raise taken
+    try:
+        port = server.add_insecure_port(address.text)
+    except RuntimeError as error:
+        raise taken from error
+    return address.text if address.path else f"{address.text.rpartition(':')[0]}:{port}"
+
+
+def _is_served(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as connection:
+        try:
+            connection.connect(path)
+        except OSError:
+            return False
+    return True
+
+
+def _make_handlers(bridge: Bridge) -> grpc.GenericRpcHandler:
+    """Step's messages pass as bytes: the codec reads and writes them."""
+
+    def unary(method: Callable[[Any], Any], request: Any) -> grpc.RpcMethodHandler:
+        async def call(message, context: grpc.aio.ServicerContext):
+            try:
+                return method(message)
+            except Refused as refusal:
+                await context.abort(grpc.StatusCode[refusal.code], refusal.message)
+            except UserError as error:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+
+        return grpc.unary_unary_rpc_method_handler(
+            call,
+            request_deserializer=request.FromString,
+            response_serializer=lambda response: response.SerializeToString(),  # pyright: ignore
+        )
+
+    async def step(_, context: grpc.aio.ServicerContext) -> None:
+        await _serve_stream(bridge, context)
+
+    return grpc.method_handlers_generic_handler(
+        SERVICE,
+        {
+            "Describe": unary(bridge.describe, bridge_pb2.DescribeRequest),
+            "Join": unary(bridge.join, bridge_pb2.JoinRequest),
+            "Step": grpc.stream_stream_rpc_method_handler(step),
+        },
+    )
+
+
+async def _serve_stream(bridge: Bridge, context: grpc.aio.ServicerContext) -> None:
+    outbox: deque[bytes] = deque()
+    is_filled = asyncio.Event()
+
+    def write(message: bytes) -> None:
+        outbox.append(message)
+        is_filled.set()
+
+    async def send() -> None:
+        while True:
+            await is_filled.wait()
+            is_filled.clear()
+            while outbox:
+                await context.write(outbox.popleft())
+
+    metadata = dict(context.invocation_metadata() or ())
+    try:
+        connection = bridge.open(str(metadata.get("session", "")), write)
+    except Refused as refusal:
+        await context.abort(grpc.StatusCode[refusal.code], refusal.message)
+    sender = asyncio.create_task(send())
+    try:
+        while (data := await context.read()) is not grpc.aio.EOF:  # pyright: ignore[reportAttributeAccessIssue]
+            connection.receive(data)
+    except ProtocolError as error:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+    finally:
+        sender.cancel()
+        connection.close()

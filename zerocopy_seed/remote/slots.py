@@ -1,0 +1,236 @@
+"""Who has which slot, and how far each unroll has come: the host's half of the tables. Numpy alone.
+
+A slot is one environment's place. Its unroll in the making lies in the device's tables under a number, taken
+from the free ones at row 0 and given back when the learner has taken the unroll.
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from zerocopy_envs.types import StepType
+
+
+class Taken(NamedTuple):
+    """Finished unrolls, in the order of their slots; arrays [n].
+
+    Attributes:
+      unroll: int32, their places in the tables, which are free from now on.
+      slot: int32.
+      continues: bool, follows the slot's previous unroll without a gap.
+      lag: int, updates since the oldest row was acted.
+    """
+
+    unroll: np.ndarray
+    slot: np.ndarray
+    continues: np.ndarray
+    lag: np.ndarray
+
+
+class EpisodeFigures(NamedTuple):
+    """Over the episodes that ended in a while."""
+
+    num_episodes: int
+    return_sum: float
+    length_sum: int
+
+
+def num_unrolls(num_slots: int, max_lag: float) -> int:
+    """U, the unrolls that the tables have room for.
+
+    Besides those in the making: up to `num_slots` that the learner waits to have, and as many again, so that
+    messages of any size are admitted while it waits.
+    """
+    return num_slots * (3 if max_lag == math.inf else max(3, int(max_lag) + 2))
+
+
+class Slots:
+    """The ledger of `num_slots` slots.
+
+    Args:
+      num_slots: S.
+      length: T, rows of an unroll.
+      max_lag: most unrolls of a slot that wait for the learner while it goes on acting; inf for any number.
+      distinct: whether no slot may be twice among the unrolls that are taken at once.
+      first_incarnation: of every slot; another one after a resume, so that nothing is played again.
+    """
+
+    def __init__(
+        self, num_slots: int, length: int, *, max_lag: float, distinct: bool, first_incarnation: int = 0
+    ):
+        self.num_slots, self.length, self._max_lag, self._distinct = num_slots, length, max_lag, distinct
+        self.num_unrolls = num_unrolls(num_slots, max_lag)
+        self._free = collections.deque(range(self.num_unrolls))
+        self._finished: collections.deque[int] = collections.deque()
+        self.version = 0
+        self.num_dropped = 0
+
+        self.is_live = np.zeros(num_slots, bool)
+        self.incarnation = np.full(num_slots, first_incarnation - 1, np.int64)
+        self._is_busy = np.zeros(num_slots, bool)
+        self._has_ended = np.ones(num_slots, bool)  # the next timestep must be FIRST
+        self._row = np.zeros(num_slots, np.int32)
+        self._unroll = np.full(num_slots, -1, np.int32)
+        self._follows = np.zeros(num_slots, bool)
+        self._num_waiting = np.zeros(num_slots, np.int64)  # finished and not yet learned from
+
+        self._slot_of = np.zeros(self.num_unrolls, np.int32)
+        self._continues = np.zeros(self.num_unrolls, bool)
+        self._version_of = np.zeros(self.num_unrolls, np.int64)
+
+        self._return = np.zeros(num_slots, np.float64)
+        self._steps = np.zeros(num_slots, np.int64)
+        self._episodes = EpisodeFigures(0, 0.0, 0)
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether there is a bound on the policy's lag."""
+        return self._max_lag != math.inf
+
+    @property
+    def num_free(self) -> int:
+        """Slots that nobody has."""
+        return self.num_slots - int(self.is_live.sum())
+
+    def open(self, count: int) -> np.ndarray:
+        """Takes `count` free slots, the lowest ones: int32 [count]. At most `num_free`."""
+        slots = np.flatnonzero(~self.is_live)[:count].astype(np.int32)
+        if len(slots) < count:
+            raise ValueError(f"{count} slots: expected at most {len(slots)}")
+        self.is_live[slots] = True
+        self.incarnation[slots] += 1
+        self._has_ended[slots] = True
+        self._is_busy[slots] = self._follows[slots] = False
+        return slots
+
+    def close(self, slots: np.ndarray) -> None:
+        """Frees slots; their unfinished unrolls are dropped, finished ones stay for the learner."""
+        begun = slots[self._unroll[slots] >= 0]
+        self.num_dropped += int(self._row[begun].sum())
+        self._free.extend(self._unroll[begun].tolist())
+        self._unroll[slots], self._row[slots] = -1, 0
+        self.is_live[slots] = False
+
+    def check(self, slot: np.ndarray, step_type: np.ndarray) -> tuple[str, int] | None:
+        """What is wrong with a message about `slot` [n]: what was expected, and of which slot; or None."""
+        busy = self._is_busy[slot]
+        if busy.any():
+            return "no message before the answer to the last one", int(slot[busy][0])
+        wrong = self._has_ended[slot] & (step_type != StepType.FIRST)
+        if wrong.any():
+            return "FIRST (0) at the start and after a LAST", int(slot[wrong][0])
+        return None
+
+    def note(self, slot: np.ndarray, step_type: np.ndarray, reward: np.ndarray) -> np.ndarray:
+        """Takes in timesteps [n].
+
+        Returns:
+          int32 [n], the unrolls that they close; `num_unrolls` where none. These are finished from now on.
+        """
+        row, first = self._row[slot], step_type == StepType.FIRST
+        lost = first & ~self._has_ended[slot] & (row > 0)
+        if lost.any():
+            self.num_dropped += int(row[lost].sum())
+            row[lost] = 0
+            self._row[slot] = row
+            self._follows[slot[lost]] = False
+        closed = np.full(len(slot), self.num_unrolls, np.int32)
+        closing = row == self.length
+        if closing.any():
+            owner = slot[closing]
+            closed[closing] = self._unroll[owner]
+            self._finished.extend(closed[closing].tolist())
+            self._num_waiting[owner] += 1
+            self._unroll[owner], self._row[owner], self._follows[owner] = -1, 0, True
+        self._has_ended[slot] = step_type == StepType.LAST
+        self._is_busy[slot] = True
+        self._follow_episodes(slot, first, step_type == StepType.LAST, reward)
+        return closed
+
+    def may_begin(self, slot: np.ndarray, num_others: int) -> bool:
+        """Whether slots [n] may act now, after `num_others` others: there is room for their unrolls, and the
+        learner is near enough.
+        """
+        if num_others + len(slot) > len(self._free):
+            return False
+        return not self.is_bounded or bool(
+            ((self._num_waiting[slot] <= self._max_lag) | (self._unroll[slot] >= 0)).all()
+        )
+
+    def begin_rows(self, slot: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The unroll and row, int32 [n] each, to which the timesteps and actions of slots [n] go."""
+        row = self._row[slot]
+        opening = row == 0
+        if opening.any():
+            owner = slot[opening]
+            for opened in owner[self._unroll[owner] < 0]:
+                self._unroll[opened] = self._free.popleft()
+            unroll = self._unroll[owner]
+            self._slot_of[unroll] = owner
+            self._continues[unroll] = self._follows[owner]
+            self._version_of[unroll] = self.version
+        self._row[slot] = row + 1
+        return self._unroll[slot], row
+
+    def answered(self, slot: np.ndarray) -> None:
+        """Slots [n] have their actions: their next message may come."""
+        self._is_busy[slot] = False
+
+    @property
+    def num_finished(self) -> int:
+        """Unrolls that the learner may take."""
+        return len(self._finished)
+
+    @property
+    def all_finished(self) -> bool:
+        """Whether there are finished unrolls, and one of every live slot among them."""
+        owners = {int(self._slot_of[unroll]) for unroll in self._finished}
+        return bool(owners) and owners >= set(np.flatnonzero(self.is_live).tolist())
+
+    def take(self, count: int) -> Taken:
+        """At most `count` of the finished unrolls, the oldest first.
+
+        Where the lag is bounded or the unrolls must be of different slots, at most one of every slot.
+        """
+        if self.is_bounded or self._distinct:
+            chosen: dict[int, int] = {}
+            for unroll in self._finished:
+                if len(chosen) < count:
+                    chosen.setdefault(int(self._slot_of[unroll]), unroll)
+            unrolls = list(chosen.values())
+        else:
+            unrolls = [self._finished[place] for place in range(min(count, len(self._finished)))]
+        gone = set(unrolls)
+        self._finished = collections.deque(unroll for unroll in self._finished if unroll not in gone)
+        self._free.extend(unrolls)
+        unroll = np.array(sorted(unrolls, key=lambda unroll: self._slot_of[unroll]), np.int32)
+        return Taken(
+            unroll, self._slot_of[unroll], self._continues[unroll], self.version - self._version_of[unroll]
+        )
+
+    def learned(self, slot: np.ndarray) -> None:
+        """The unrolls taken from slots [n] are learned from, and what followed from it is published."""
+        np.subtract.at(self._num_waiting, slot, 1)
+
+    def take_episodes(self) -> EpisodeFigures:
+        """The episodes that ended since the last call."""
+        episodes, self._episodes = self._episodes, EpisodeFigures(0, 0.0, 0)
+        return episodes
+
+    def _follow_episodes(
+        self, slot: np.ndarray, first: np.ndarray, last: np.ndarray, reward: np.ndarray
+    ) -> None:
+        returned = np.where(first, 0.0, self._return[slot] + reward)
+        steps = np.where(first, 0, self._steps[slot] + 1)
+        self._return[slot], self._steps[slot] = returned, steps
+        if last.any():
+            number, return_sum, length_sum = self._episodes
+            self._episodes = EpisodeFigures(
+                number + int(last.sum()),
+                return_sum + float(returned[last].sum()),
+                length_sum + int(steps[last].sum()),
+            )

@@ -1,0 +1,204 @@
+"""What the device keeps of the actors' environments: agent states by slot, unrolls in the making. Pure.
+
+`S` slots, `U` unrolls, `b` rows of one inference batch. An unroll's number is its place in the tables; which
+slot it belongs to is the host's business. A row of a batch whose slot is S, or a write to unroll U, is
+padding: it changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from zerocopy_envs.types import EnvironmentSpec, TimeStep
+from zerocopy_seed.recurrent import zero_timestep
+from zerocopy_seed.types import (
+    ActingParams,
+    Agent,
+    AgentState,
+    Array,
+    Key,
+    Mode,
+    RecurrentState,
+    Trajectory,
+)
+
+
+class Tables(NamedTuple):
+    """See the module; time comes first, as `learn` wants it.
+
+    Attributes:
+      agent: AgentState [S]; its typed keys as their words, since typed keys leave jit's fast path.
+      timestep: [T+1, U, ...].
+      action: [T, U, ...].
+      actor_output: [T, U, ...].
+      recurrent: [U, ...] entering row 0.
+    """
+
+    agent: AgentState
+    timestep: TimeStep
+    action: Array
+    actor_output: Any
+    recurrent: RecurrentState
+
+
+class Places(NamedTuple):
+    """Where the rows of a batch belong, each [b] int32.
+
+    Attributes:
+      slot: whose agent state acts; S for padding.
+      unroll: where timestep and action go.
+      row: as which row, 0 to T - 1.
+      closed: the unroll that this timestep closes as its row T; U where there is none.
+    """
+
+    slot: Array
+    unroll: Array
+    row: Array
+    closed: Array
+
+
+class Column(NamedTuple):
+    """The unrolls that become a trajectory, each [B]: `unroll` int32 (U for padding), `slot`, `continues`."""
+
+    unroll: Array
+    slot: Array
+    continues: Array
+
+
+def make_tables(
+    agent: Agent,
+    spec: EnvironmentSpec,
+    params: ActingParams,
+    *,
+    num_slots: int,
+    num_unrolls: int,
+    length: int,
+) -> Tables:
+    """Tables of zeros; a slot is opened before its first step.
+
+    Args:
+      agent: whose outputs are kept.
+      spec: of the environments.
+      params: what acting reads, or its types.
+      num_slots: S.
+      num_unrolls: U.
+      length: T.
+    """
+
+    def outputs(params: ActingParams) -> tuple[Array, Any, AgentState]:
+        slots = jnp.zeros([1], jnp.int32)
+        state = agent.initial_state(jax.random.split(jax.random.key(0, impl="threefry2x32"), 1), slots)
+        action, actor_output, _ = agent.act(params, state, zero_timestep(spec), Mode.TRAIN)
+        return action, actor_output, _key_words(state)
+
+    action, actor_output, state = jax.eval_shape(outputs, params)
+    timestep = jax.eval_shape(lambda: zero_timestep(spec))
+
+    def zeros(*leading: int) -> Callable[[Any], Any]:
+        return lambda tree: jax.tree.map(lambda x: jnp.zeros((*leading, *x.shape[1:]), x.dtype), tree)
+
+    return Tables(
+        agent=zeros(num_slots)(state),
+        timestep=zeros(length + 1, num_unrolls)(timestep),
+        action=zeros(length, num_unrolls)(action),
+        actor_output=zeros(length, num_unrolls)(actor_output),
+        recurrent=zeros(num_unrolls)(state.recurrent),
+    )
+
+
+def open_slots(agent: Agent, tables: Tables, keys: Key, is_opened: Array) -> Tables:
+    """Gives the slots where `is_opened` [S] bool a fresh agent state, from `keys` [S]."""
+    slots = jnp.arange(is_opened.shape[0], dtype=jnp.int32)
+    fresh = _key_words(agent.initial_state(keys, slots))
+
+    def choose(new: Array, old: Array) -> Array:
+        return jnp.where(is_opened.reshape(is_opened.shape + (1,) * (new.ndim - 1)), new, old)
+
+    return tables._replace(agent=jax.tree.map(choose, fresh, tables.agent))
+
+
+def step(
+    agent: Agent, tables: Tables, params: ActingParams, places: Places, timestep: TimeStep
+) -> tuple[Tables, Array]:
+    """Acts upon timesteps [b] and notes all of it in the tables.
+
+    Returns:
+      The new tables and the actions [b, ...].
+    """
+    tables = close(tables, places.closed, timestep)
+    state = jax.tree.map(lambda x: x.at[places.slot].get(mode="clip"), tables.agent)
+    action, actor_output, new_state = agent.act(params, _typed_keys(state), timestep, Mode.TRAIN)
+
+    def write(table: Array, rows: Array) -> Array:
+        return _write(table, places.unroll, places.row, rows)
+
+    # Unlike rows, what enters an unroll is written once.
+    opened = jnp.where(places.row == 0, places.unroll, _num_unrolls(tables))
+    return Tables(
+        agent=jax.tree.map(
+            lambda table, new: table.at[places.slot].set(new, mode="drop"),
+            tables.agent,
+            _key_words(new_state),
+        ),
+        timestep=jax.tree.map(write, tables.timestep, timestep),
+        action=write(tables.action, action),
+        actor_output=jax.tree.map(write, tables.actor_output, actor_output),
+        recurrent=jax.tree.map(
+            lambda table, entering: table.at[opened].set(entering, mode="drop"),
+            tables.recurrent,
+            state.recurrent,
+        ),
+    ), action
+
+
+def close(tables: Tables, closed: Array, timestep: TimeStep) -> Tables:
+    """Writes timesteps [b] as the last rows of the unrolls `closed` [b] int32."""
+    last = tables.timestep.step_type.shape[0] - 1
+    rows = jnp.full(closed.shape, last, jnp.int32)
+    written = jax.tree.map(lambda table, new: _write(table, closed, rows, new), tables.timestep, timestep)
+    return tables._replace(timestep=written)
+
+
+def gather(tables: Tables, column: Column) -> Trajectory:
+    """Unrolls as a Trajectory [T, B]; padding has FIRST in every row, so that nothing in it counts."""
+
+    def columns(axis: int) -> Callable[[Array], Array]:
+        place = (slice(None),) * axis + (column.unroll,)
+        return lambda table: table.at[place].get(mode="fill", fill_value=0)
+
+    return Trajectory(
+        timestep=jax.tree.map(columns(1), tables.timestep),
+        action=columns(1)(tables.action),
+        actor_output=jax.tree.map(columns(1), tables.actor_output),
+        recurrent=jax.tree.map(columns(0), tables.recurrent),
+        slot=column.slot,
+        continues=column.continues,
+    )
+
+
+def _write(table: Array, unroll: Array, row: Array, rows: Array) -> Array:
+    """Writes `rows` [b, ...] at [row, unroll] of a table [rows, U, ...]."""
+    num_unrolls = table.shape[1]
+    # A place past the end drops the row; row * U alone could fall into the next row's unrolls.
+    place = jnp.where(unroll < num_unrolls, row * num_unrolls + unroll, table.shape[0] * num_unrolls)
+    flat = table.reshape(-1, *table.shape[2:])
+    return flat.at[place].set(rows, mode="drop").reshape(table.shape)
+
+
+def _num_unrolls(tables: Tables) -> int:
+    return tables.timestep.step_type.shape[1]
+
+
+def _key_words(state: AgentState) -> AgentState:
+    exploration = state.exploration
+    return state._replace(exploration=exploration._replace(key=jax.random.key_data(exploration.key)))
+
+
+def _typed_keys(state: AgentState) -> AgentState:
+    exploration = state.exploration
+    key = jax.random.wrap_key_data(exploration.key, impl="threefry2x32")
+    return state._replace(exploration=exploration._replace(key=key))

@@ -22,8 +22,20 @@ class HostEnvironments:
     spec: EnvironmentSpec
 
     def make(self, num_envs: int) -> HostEnvironment:
-        """`num_envs` of them; the caller closes it."""
-        return registry.make(self.name, num_envs=num_envs, **self.settings)
+        """`num_envs` of them; the caller closes it.
+
+        Raises:
+          UserError: the name stands for a spec alone.
+        """
+        environment = registry.make(self.name, num_envs=num_envs, **self.settings)
+        if registry.environment_kind(environment) == "spec":
+            raise UserError(
+                f"environment {self.name!r}",
+                expected="one that can be made",
+                found="a spec alone, for simulators that own their loop",
+                remedy="name another with the same spec",
+            )
+        return environment
 
 
 def find_environment(config: EnvConfig) -> Vectorized | HostEnvironments:

@@ -395,16 +395,30 @@ def r2d2(
         ),
         (r2d2(frame_stack=5), ("agent.replay_capacity", "room for 17 steps", "frames stacked", "use 20")),
         (r2d2(replay_capacity=12), ("agent.replay_capacity", "room for 13 steps", "keeps 12", "use 16")),
+        (
+            r2d2(n_step=11, look_ahead=2),
+            ("agent.n_step", "sequence_length + look_ahead = 10", "found 11", "use 10", "look_ahead to 10"),
+        ),
         (r2d2(look_ahead=2, n_step=2), ("agent.look_ahead", "less than agent.n_step = 2", "use 1")),
         (r2d2(burn_in=1), ("agent.burn_in", "0 with network.core = 'none'", "no core to warm up", "found 1")),
         (r2d2(start_state="zero"), ("agent.start_state", "'stored' with network.core", "found 'zero'")),
         (
             r2d2(num_envs=1, batch_size=1, period=4096, replay_capacity=2**20),
-            ("agent.replay_capacity", "at most 1073741824 steps", "keeps 4294967296", "use at most 262144"),
+            (
+                "agent.replay_capacity",
+                "at most 262144 sequences with a start every agent.period = 4096 steps",
+                "found 1048576 sequences, which take 4294967296 steps",
+                "use at most 262144",
+            ),
         ),
         (
             r2d2(num_envs=2**21, batch_size=4, period=1, replay_capacity=2**31 - 1),
-            ("agent.replay_capacity", "keeps 1024 of each", "int32", f"use at most {2**21 * 512}"),
+            (
+                "agent.replay_capacity",
+                f"at most {2**21 * 512} sequences",
+                f"sequences, which take {2**31} steps",
+                f"use at most {2**21 * 512}",
+            ),
         ),
     ],
 )
@@ -424,7 +438,8 @@ def test_r2d2_settings_that_fit():
         r2d2(period=1, replay_capacity=64),
         r2d2(frame_stack=4),
         r2d2(num_shards=4),
-        r2d2(sequence_length=1, look_ahead=2, period=1, replay_capacity=31, min_replay=16),
+        r2d2(n_step=10, look_ahead=2),
+        r2d2(n_step=3, sequence_length=1, look_ahead=2, period=1, replay_capacity=31, min_replay=16),
         r2d2(num_envs=1, batch_size=1, period=4096, replay_capacity=2**18),
     ):
         validate(config)

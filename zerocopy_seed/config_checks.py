@@ -81,6 +81,15 @@ def _validate_r2d2(agent: R2D2Config, config: Config) -> None:
             found=str(agent.min_replay),
             remedy="lower it, or raise agent.replay_capacity",
         )
+    reach = agent.sequence_length + agent.look_ahead
+    if agent.n_step > reach:
+        raise UserError(
+            "agent.n_step",
+            expected=f"at most agent.sequence_length + look_ahead = {reach}, since a target's rewards are "
+            "those of its sequence",
+            found=str(agent.n_step),
+            remedy=f"use {reach}, or raise agent.look_ahead to {agent.n_step - 1}",
+        )
     if agent.look_ahead >= agent.n_step:
         raise UserError(
             "agent.look_ahead",
@@ -148,8 +157,9 @@ def _check_ring(layout: Layout, capacity: int, num_envs: int) -> None:
         fits = layout.starts_within(most) * num_envs
         raise UserError(
             "agent.replay_capacity",
-            expected=f"at most {_MAX_ROWS} steps of all slots, so that int32 counts them",
-            found=f"{capacity}, which keeps {rows} of each of env.num_envs = {num_envs}",
+            expected=f"at most {fits} sequences with a start every agent.period = {layout.period} steps, "
+            f"so that int32 counts the steps ({_MAX_ROWS})",
+            found=f"{capacity} sequences, which take {rows * num_envs} steps",
             remedy=f"use at most {fits}" if fits else "lower agent.period or env.num_envs",
         )
 

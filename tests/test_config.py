@@ -108,7 +108,7 @@ def test_every_key_of_the_design_reaches_its_field(load):
         ("[agent]\nunroll_length = 32.5", ("agent.unroll_length", "an integer", "32.5")),
         ("[agent]\nunroll_length = 1e2", ("agent.unroll_length", "an integer", "write 100")),
         ("[agent]\nunroll_length = true", ("agent.unroll_length", "an integer", "true")),
-        ("[agent]\nadaptive_entropy = 1", ("agent.adaptive_entropy", "true or false", "found 1")),
+        ("[agent]\nadaptive_entropy = 1", ("agent.adaptive_entropy", "found 1; write true")),
         ('[agent]\nadaptive_entropy = "True"', ("agent.adaptive_entropy", "write true without quotes")),
         ('[agent]\nname = "vtrac"', ("agent.name", "'vtrace'", "'vtrac'", "did you mean vtrace?")),
         (
@@ -132,7 +132,7 @@ def test_every_key_of_the_design_reaches_its_field(load):
         ('[checkpoint]\nreplay = "atuo"', ("checkpoint.replay", "did you mean auto?")),
         ("[checkpoint]\nreplay = 2.0", ("checkpoint.replay", "found 2.0")),
         ('[network]\ntorso = "mpl"', ("network.torso", "'mlp' or 'minatar_conv'", "did you mean mlp?")),
-        ("[network]\nhidden_sizes = 64", ("network.hidden_sizes", "a list of integers", "64")),
+        ("[network]\nhidden_sizes = 64", ("network.hidden_sizes", "a list of integers", "64; write [64]")),
         ("[network]\nhidden_sizes = [64, 1.5]", ("network.hidden_sizes", "[1]", "an integer", "1.5")),
         ("[network]\nsettings = 3", ("network.settings", "a table", "found 3")),
         ("[network.torso]\nname = 3", ("network.torso", "found a table")),
@@ -257,16 +257,21 @@ def test_nested_free_form_setting(load):
         (("--agent.learning-rate", "abc"), ("--agent.learning-rate", "a number", "'abc'")),
         (("--agent.unroll-length", "32.5"), ("--agent.unroll-length", "an integer", "32.5")),
         (("--network.torso", "mpl"), ("--network.torso", "did you mean mlp?")),
-        (("--network.hidden-sizes", "64,64"), ("--network.hidden-sizes", "an integer", "64,64")),
+        (("--network.hidden-sizes", "64,64"), ("--network.hidden-sizes", "an integer", "write 64 64")),
         (("--seed",), ("--seed", "an integer", "nothing")),
         (("--seed", "1", "2"), ("--seed", "an integer", "1 2")),
         (("--seed.low", "1"), ("--seed.low", "an integer")),
-        (("--env", "CartPole"), ("--env", "a table", "CartPole")),
+        (("--env", "CartPole"), ("--env", "a table", "CartPole; did you mean env.name?")),
         (("--env.settings", "3"), ("--env.settings", "a table", "3")),
         (("seed", "1"), ("seed", "a flag")),
         (("--agent.n-step", "3"), ("--agent.n-step", "agent.name = 'vtrace'", "--agent.name r2d2")),
         (("--agent.name", "r2d2", "--agent.clip-c", "1"), ("--agent.clip-c", "'r2d2'", "choose vtrace")),
         (("--n-step", "3"), ("--n-step", "did you mean agent.n_step?")),
+        (
+            ("--agent.name", "dqn"),
+            ("--agent.name", "'vtrace' or 'r2d2'", "a setting of r2d2", "configs/dqn_*"),
+        ),
+        (("--agent.name", "Apex-DQN"), ("--agent.name", "configs/apex_dqn_*.toml")),
         (("--checkpoint.replay", '"false"'), ("--checkpoint.replay", "write false without quotes")),
         (("--checkpoint.replay", "0"), ("--checkpoint.replay", "found '0'; write false")),
         (("--checkpoint.replay",), ("--checkpoint.replay", "'auto' or true or false", "nothing")),
@@ -315,6 +320,19 @@ def test_out_of_range(load, flag, value):
         or "expected at least 1" in message
         or "expected more than 0" in message
     )
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "remedy"),
+    [
+        ("--agent.discount", "99", "99 % is 0.99"),
+        ("--agent.max-grad-norm", "-1", "inf switches it off"),
+        ("--agent.learning-rate-decay-env-steps", "0", "inf switches it off"),
+        ("--bridge.max-policy-lag", "1.5", "use 2"),
+    ],
+)
+def test_out_of_range_has_a_remedy(load, flag, value, remedy):
+    assert refusal(load, MINIMAL, flag, value).endswith(f"; {remedy}")
 
 
 @pytest.mark.parametrize(
@@ -568,7 +586,8 @@ def test_resume_as_another_agent_is_refused_by_its_name():
 @pytest.mark.parametrize("agent", [VTraceConfig(), R2D2Config()])
 def test_resume_compares_every_key(agent):
     base = dataclasses.replace(BASE, agent=agent)
-    free = {"total_env_steps", "checkpoint", "metrics", "devices"}
+    free = {"total_env_steps", "checkpoint", "metrics", "devices", "bridge"}
+    free |= {"agent.eval_epsilon", "agent.eval_greedy"}  # only evaluation reads them
     for key in keys(Config, base):
         section, _, name = key.path.rpartition(".")
         other = {"changed": 1} if isinstance(key.value, dict) else "changed"
@@ -579,7 +598,7 @@ def test_resume_compares_every_key(agent):
             )
         else:
             changed = dataclasses.replace(base, **{name: other})
-        expected = [] if key.path.split(".")[0] in free else [path]
+        expected = [] if {key.path, section or key.path} & free else [path]
         assert [path for path, _, _ in resume_differences(base, changed)] == expected
 
 

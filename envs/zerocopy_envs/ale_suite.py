@@ -13,12 +13,11 @@ from zerocopy_envs.errors import UserError
 from zerocopy_envs.host_steps import check_actions, check_num_envs, check_seeds, make_timestep
 from zerocopy_envs.types import ArraySpec, DiscreteAction, EnvironmentSpec, TimeStep
 
-_FRAME = ArraySpec((84, 84), np.uint8, 0, 255)
 _LARGEST_SEED = 2**31 - 1
 
 
 class AleEnvironment:
-    """`num_envs` copies of an Atari game: one 84 x 84 grey frame a step, rewards as the game counts them.
+    """`num_envs` copies of an Atari game: one grey frame a step (84 x 84), rewards as the game counts them.
 
     The emulators start at the first `reset`, so that a listing does not wait for them. At a truncation the
     observation is the last frame; at the end of a game it is ALE's, which may be some frames old.
@@ -41,12 +40,14 @@ class AleEnvironment:
         episodic_life: bool,
         max_num_frames_per_episode: int,
         num_threads: int,
+        picture_size: int,
     ):
         self._name = f"ale:{game}"
         self._rom = {rom.title().replace("_", ""): rom for rom in roms.get_all_rom_ids()}[game]
         action = DiscreteAction(num_actions(game, full_action_space))
+        frame = ArraySpec((picture_size, picture_size), np.uint8, 0, 255)
         self._max_steps = -(-max_num_frames_per_episode // frameskip)
-        self.spec = EnvironmentSpec(_FRAME, action, self._max_steps, frameskip)
+        self.spec = EnvironmentSpec(frame, action, self._max_steps, frameskip)
         self.num_envs = num_envs
         self._settings = {
             "frameskip": frameskip,
@@ -55,6 +56,8 @@ class AleEnvironment:
             "noop_max": noop_max,
             "episodic_life": episodic_life,
             "num_threads": num_threads,
+            "img_height": picture_size,
+            "img_width": picture_size,
             # ALE's own truncation shows a picture of earlier frames, so it must never come first.
             "max_num_frames_per_episode": (self._max_steps + 2) * frameskip,
             "maxpool": frameskip > 1,
@@ -135,6 +138,7 @@ def make_environment(
     episodic_life: bool = False,
     max_num_frames_per_episode: int = 108_000,
     num_threads: int = 0,
+    picture_size: int = 84,
 ) -> AleEnvironment:
     """The `ale` suite's factory. The defaults are those of `ALE/...-v5` (arXiv:1709.06009).
 
@@ -149,6 +153,7 @@ def make_environment(
       max_num_frames_per_episode: the episode is truncated once so many frames have passed, counted in whole
         steps after the opening: 108,000 are 27,000 steps at a frameskip of 4.
       num_threads: of ALE; 0 for one per core, at most one per copy.
+      picture_size: rows, and columns, to which the screen is scaled.
 
     Raises:
       UserError: a value out of range.
@@ -160,6 +165,7 @@ def make_environment(
         ("noop_max", noop_max, 0),
         ("max_num_frames_per_episode", max_num_frames_per_episode, 1),
         ("num_threads", num_threads, 0),
+        ("picture_size", picture_size, 1),
     ):
         if value < minimum:
             raise UserError(f"{full_name}: setting {setting!r}", expected=f">= {minimum}", found=str(value))
@@ -179,4 +185,5 @@ def make_environment(
         episodic_life=episodic_life,
         max_num_frames_per_episode=max_num_frames_per_episode,
         num_threads=num_threads,
+        picture_size=picture_size,
     )

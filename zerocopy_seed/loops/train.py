@@ -90,7 +90,7 @@ def _train(config: Config, run_dir: pathlib.Path, resume: bool, stop: StopReques
     has_actors = config.env.place == "actors" or isinstance(environment, HostEnvironments)
     if has_actors:
         act_synchronously()
-        _check_bridge(config)
+        _check_bridge(config, environment)
     spec = environment.spec
     agent = make_agent(config.agent, config.network, spec, num_slots=config.env.num_envs)
     mesh = _make_mesh(config.devices.num_devices)
@@ -185,13 +185,20 @@ def _train(config: Config, run_dir: pathlib.Path, resume: bool, stop: StopReques
     return 1 if failure else 0
 
 
-def _check_bridge(config: Config) -> None:
+def _check_bridge(config: Config, environment: Vectorized | HostEnvironments) -> None:
     parse_address(config.bridge.address, to_listen=True)
     if config.devices.num_devices > 1:
         raise UserError(
             "devices.num_devices",
             expected="1 where environments are in actors",
             found=str(config.devices.num_devices),
+        )
+    if isinstance(environment, HostEnvironments) and environment.owns_loop and config.bridge.local_actors:
+        raise UserError(
+            "bridge.local_actors",
+            expected=f"0, since {config.env.name} is the spec of a simulator that joins by itself",
+            found=str(config.bridge.local_actors),
+            remedy="add --bridge.local-actors 0",
         )
 
 

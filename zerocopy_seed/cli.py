@@ -180,6 +180,9 @@ def _evaluate(parser: _Parser, words: list[str]) -> int:
         "--env", metavar="NAME", help="another environment with the same spec (default: the run's)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
+    parser.add_argument(
+        "--video", metavar="FILE", type=pathlib.Path, help="show an episode too: a .gif, or a .mp4"
+    )
     _add_help(parser)
     options = parser.parse_args(words)
     if options.episodes < 1:
@@ -191,7 +194,12 @@ def _evaluate(parser: _Parser, words: list[str]) -> int:
     from zerocopy_seed.loops.evaluate import evaluate_run
 
     result = evaluate_run(
-        options.run_dir, num_episodes=options.episodes, seed=options.seed, step=options.step, env=options.env
+        options.run_dir,
+        num_episodes=options.episodes,
+        seed=options.seed,
+        step=options.step,
+        env=options.env,
+        video=options.video,
     )
     print(json.dumps(result.to_json_object()) if options.json else result)
     return 0

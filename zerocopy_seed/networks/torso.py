@@ -9,7 +9,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from zerocopy_seed.networks.conv import Conv, ConvLayer, Method
+from zerocopy_seed.networks.conv import Conv, Method
+from zerocopy_seed.networks.convolutions import Convolutions
+from zerocopy_seed.networks.residual import ResidualSection
 
 Activation = Callable[[jax.Array], jax.Array]
 Initializer = nn.initializers.Initializer
@@ -30,31 +32,31 @@ class Torso(nn.Module):
       hidden_sizes: widths of the dense layers.
       activation: after every layer.
       kernel_init: initial weights of every layer.
-      conv_layers: the convolutions, unpadded.
+      convolutions: what pictures go through, or None.
       conv_method: how to compute them.
     """
 
     hidden_sizes: tuple[int, ...]
     activation: Activation
     kernel_init: Initializer
-    conv_layers: tuple[ConvLayer, ...] = ()
-    conv_method: Method = "patches"
+    convolutions: Convolutions | None = None
+    conv_method: Method = "plain"
 
     @nn.compact
     def __call__(self, observation: Any) -> jax.Array:
         parts = []
         for index, leaf in enumerate(jax.tree.leaves(observation)):
             x = to_float(leaf)
-            if self.conv_layers and x.ndim == 4:
-                x = self._convolve(x, f"conv_{index}")
+            if self.convolutions is not None and x.ndim == 4:
+                x = self._convolve(self.convolutions, x, f"conv_{index}")
             parts.append(x.reshape(x.shape[0], -1))
         x = jnp.concatenate(parts, axis=-1)
         for index, size in enumerate(self.hidden_sizes):
             x = self.activation(nn.Dense(size, kernel_init=self.kernel_init, name=f"dense_{index}")(x))
         return x
 
-    def _convolve(self, x: jax.Array, name: str) -> jax.Array:
-        for depth, layer in enumerate(self.conv_layers):
+    def _convolve(self, convolutions: Convolutions, x: jax.Array, name: str) -> jax.Array:
+        for depth, layer in enumerate(convolutions.layers):
             conv = Conv(
                 layer.features,
                 (layer.kernel_size, layer.kernel_size),
@@ -64,4 +66,9 @@ class Torso(nn.Module):
                 name=name if depth == 0 else f"{name}_{depth}",
             )
             x = self.activation(conv(x))
-        return x
+        for depth, features in enumerate(convolutions.sections):
+            section = ResidualSection(
+                features, self.activation, self.kernel_init, self.conv_method, name=f"{name}_section_{depth}"
+            )
+            x = section(x)
+        return self.activation(x) if convolutions.sections else x

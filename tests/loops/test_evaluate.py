@@ -247,6 +247,23 @@ def test_a_policy_acts_on_numpy_timesteps(trained):
     assert (core[0] != core[1]).any() and (core[1] == core[2]).all()
 
 
+def test_a_policy_refuses_what_does_not_fit_its_spec(trained):
+    policy = load_policy(trained)
+    state = policy.initial_state(3)
+    fitting = TimeStep(np.zeros(3, np.int8), np.zeros(3), np.ones(3), np.zeros((3, 4, 3)))  # float64 may pass
+    policy.step(fitting, state)
+    boards = r"^timestep\.observation: expected float32\[3, 4, 3\], .* found "
+    for change, message in (
+        ({"observation": np.zeros((3, 5, 3), np.float32)}, boards + r"float32\[3, 5, 3\]$"),
+        ({"observation": np.zeros((4, 3), np.float32)}, boards + r"float32\[4, 3\]$"),
+        ({"observation": np.zeros((3, 4, 3), np.uint8)}, boards + r"uint8\[3, 4, 3\]$"),
+        ({"observation": {"board": np.zeros((3, 4, 3))}}, r"expected timestep.observation, .*board; give it"),
+        ({"reward": 0.0}, r"^timestep\.reward: expected shape \[3\], .* found shape \[\]$"),
+    ):
+        with pytest.raises(UserError, match=message):
+            policy.step(fitting._replace(**change), state)
+
+
 def test_a_policy_of_an_older_checkpoint(trained):
     older, _ = steps(trained)
     assert load_policy(str(trained), step=older).spec == load_policy(trained).spec

@@ -108,7 +108,7 @@ class Environment(Protocol):
     `step` after a LAST is undefined; `wrappers.Vectorized` turns any of these into many that reset.
     Randomness lives in the state, which keeps a key. `reset` and `step` return identical types
     (shapes, dtypes, no weak types), so that a scan over `step` compiles once. One that can be drawn also has
-    `render(state) -> uint8 [H, W, 3]`.
+    `render(state) -> uint8 [H, W, 3]`; None there says that it cannot.
     """
 
     @property

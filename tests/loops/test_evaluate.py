@@ -6,9 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from PIL import Image
 from small_runs import CATCH, LSTM
 
 from zerocopy_envs.errors import UserError
+from zerocopy_envs.host_adapter import HostedEnvironment
 from zerocopy_envs.types import StepType, TimeStep
 from zerocopy_seed import cli
 from zerocopy_seed.agents import make_agent
@@ -193,6 +195,34 @@ def test_params_sha256_is_of_what_acts(trained):
 def test_another_environment_must_have_the_same_spec(trained):
     with pytest.raises(UserError, match=r"--env gymnax:CartPole-v1: observation: expected .*same spec"):
         evaluate_run(trained, num_episodes=1, env="gymnax:CartPole-v1")
+
+
+def hosted_board(num_envs=1):
+    return HostedEnvironment(make_environment(CONFIG.env), num_envs)
+
+
+def test_a_video_shows_one_episode(trained, tmp_path, capsys):
+    path = tmp_path / "episode.gif"
+    path.write_bytes(b"old")
+    words = [
+        "evaluate",
+        str(trained),
+        "--episodes",
+        "1",
+        "--env",
+        f"{__name__}:hosted_board",
+        "--video",
+        str(path),
+    ]
+    assert cli.main(words) == 0
+    assert f"{path}: 3 steps, return " in capsys.readouterr().out
+    with Image.open(path) as video:
+        assert video.n_frames == 4 and video.size == (159, 212)
+        for row in range(4):
+            video.seek(row)
+            board = np.asarray(video.convert("L"))[26::53, 26::53]
+            assert board.shape == (4, 3) and (board[row] > 200).any(), "the ball falls a row a step"
+    assert [*tmp_path.iterdir()] == [path]
 
 
 def test_json_comes_last_and_whole(trained, capsys):

@@ -179,13 +179,13 @@ def evaluate_run(
     if video is not None:
         check_video_path(video)
     agent, environment, checkpoint_step, params = restore_acting(run_dir, step)
+    config = load_run_config(run_dir).env
     if env is not None:
-        config = load_run_config(run_dir).env
         other = find_environment(dataclasses.replace(config, name=env, settings={}))
         require_same_spec(other, environment, env, config.name)
         environment = other
     if video is not None:
-        print(record_video(agent, environment, params, video, seed=seed), flush=True)
+        print(record_video(agent, environment, params, video, name=env or config.name, seed=seed), flush=True)
     result = evaluate(agent, environment, params, num_episodes=num_episodes, seed=seed)
     return dataclasses.replace(
         result,

@@ -15,7 +15,7 @@ from zerocopy_envs import registry
 from zerocopy_envs.errors import UserError, users_code
 from zerocopy_envs.host_adapter import HostedEnvironment
 from zerocopy_envs.trees import named_leaves
-from zerocopy_envs.types import EnvironmentSpec, HostEnvironment, StepType, TimeStep
+from zerocopy_envs.types import HostEnvironment, StepType, TimeStep
 from zerocopy_envs.wrappers import Vectorized
 from zerocopy_seed.loops.environments import HostEnvironments
 from zerocopy_seed.loops.host_play import play
@@ -24,7 +24,9 @@ from zerocopy_seed.types import ActingParams, Agent
 _MAX_STEPS = 4000  # an episode that goes on is cut here
 _MAX_GIF_FRAMES = 1000
 _SMALLEST_SIDE = 160  # pixels; smaller pictures are enlarged
-_SECONDS_OF_STEP = 1 / 15
+_SECONDS_OF_STEP = 1 / 30
+_SECONDS_OF_BOARD = 1 / 5
+_LARGEST_BOARD = 32  # pixels; a smaller picture shows a board, whose moves take time to see
 
 _COLORS = np.array(
     [
@@ -59,6 +61,7 @@ def record_video(
     params: ActingParams,
     path: pathlib.Path,
     *,
+    name: str,
     seed: int,
 ) -> str:
     """Plays the first slot's first episode and writes it to `path`.
@@ -68,6 +71,7 @@ def record_video(
       environment: drawn by its own `render` where it has one, otherwise by an observation that is a picture.
       params: what acting reads.
       path: see `check_video_path`; an existing file is replaced once the new one is whole.
+      name: the environment's, for messages.
       seed: of the evaluation.
 
     Returns:
@@ -77,18 +81,21 @@ def record_video(
       UserError: the environment cannot be drawn, which is found before anything compiles.
     """
     with contextlib.closing(_make_rendering(environment)) as slot:
-        draw = _find_drawing(slot, environment)
-        frames, total = [], 0.0
+        draw = _find_drawing(slot, name)
+        frames: list[np.ndarray] = []
+        total = 0.0
         for _, timestep in play(agent, slot, params, seed):
             with users_code(f"--video {path}", "the environment to draw itself"):
-                frames.append(_enlarge(draw(timestep)))
+                frames.append(np.asarray(draw(timestep), np.uint8))
             total += float(timestep.reward[0])
             if timestep.step_type[0] == StepType.LAST or len(frames) > _MAX_STEPS:
                 break
-        seconds = slot.spec.action_repeat / 60 if slot.spec.action_repeat > 1 else _SECONDS_OF_STEP
+        repeat = slot.spec.action_repeat
+    is_board = min(frames[0].shape[:2]) <= _LARGEST_BOARD
+    seconds = repeat / 60 if repeat > 1 else _SECONDS_OF_BOARD if is_board else _SECONDS_OF_STEP
     part = path.with_name(f".{path.stem}.part{path.suffix}")
     try:
-        (_write_gif if path.suffix == ".gif" else _write_mp4)(part, frames, seconds)
+        (_write_gif if path.suffix == ".gif" else _write_mp4)(part, [*map(_enlarge, frames)], seconds)
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
@@ -105,9 +112,7 @@ def _make_rendering(environment: Vectorized | HostEnvironments) -> HostEnvironme
         return environment.make(1)
 
 
-def _find_drawing(
-    slot: HostEnvironment, environment: Vectorized | HostEnvironments
-) -> Callable[[TimeStep], np.ndarray]:
+def _find_drawing(slot: HostEnvironment, name: str) -> Callable[[TimeStep], np.ndarray]:
     """What makes a picture [H, W, 3] of the slot's present timestep [1]."""
     render: Any = getattr(slot, "render", None)
     if render is not None:
@@ -117,17 +122,13 @@ def _find_drawing(
             return lambda timestep: picture_of(
                 [array for _, array in named_leaves(timestep.observation)][index][0]
             )
-    is_host = isinstance(environment, HostEnvironments)
+    shapes = ", ".join(f"{path} {list(leaf.shape)}" for path, leaf in named_leaves(slot.spec.observation))
     raise UserError(
-        f"--video: {environment.name if is_host else type(environment.environment).__name__}",
-        expected="an environment with a render method, or a picture as its observation",
-        found=_shapes(slot.spec),
-        remedy="try another with the same spec, --env NAME" if not is_host else "",
+        f"--video of {name}",
+        expected="an environment that renders, or whose observation is a picture",
+        found=shapes,
+        remedy="name one with the same spec that does, --env NAME",
     )
-
-
-def _shapes(spec: EnvironmentSpec) -> str:
-    return ", ".join(f"{name} {list(leaf.shape)}" for name, leaf in named_leaves(spec.observation))
 
 
 def picture_of(observation: np.ndarray) -> np.ndarray:
@@ -144,7 +145,7 @@ def picture_of(observation: np.ndarray) -> np.ndarray:
 def _enlarge(frame: np.ndarray) -> np.ndarray:
     """By whole pixels, so that nothing blurs."""
     factor = max(1, _SMALLEST_SIDE // min(frame.shape[:2]))
-    return np.asarray(frame, np.uint8).repeat(factor, 0).repeat(factor, 1)
+    return frame.repeat(factor, 0).repeat(factor, 1)
 
 
 def _write_gif(path: pathlib.Path, frames: list[np.ndarray], seconds: float) -> None:

@@ -191,6 +191,8 @@ class NetworkConfig:
     """What turns an observation into features."""
     torso_channels: tuple[Count, ...] = ()
     """Channels of its convolutions or residual sections, fewer to leave out the last; none: the paper's."""
+    standardize_pictures: bool = False
+    """Give every picture mean 0 and deviation 1 before the convolutions: small things are learned sooner."""
     hidden_sizes: tuple[Count, ...] = (64, 64)
     """Dense layers of the torso (after the convolutions, where there are some)."""
     head_hidden_sizes: tuple[Count, ...] = ()

@@ -71,7 +71,12 @@ def make_network(
     if convolutions is not None:
         _check_pictures(config.torso, observation, config.frame_stack, convolutions.smallest_picture)
     torso = Torso(
-        tuple(config.hidden_sizes), activation, scaled_init(2**0.5), convolutions, default_conv_method()
+        tuple(config.hidden_sizes),
+        activation,
+        scaled_init(2**0.5),
+        convolutions,
+        default_conv_method(),
+        config.standardize_pictures,
     )
     core = _CORES[config.core](config.core_size, scaled_init(1.0)) if config.core != "none" else None
     action = spec.action

@@ -8,6 +8,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from zerocopy_seed.networks.conv import Conv, Method
 from zerocopy_seed.networks.convolutions import Convolutions
@@ -22,6 +23,13 @@ def to_float(x: jax.Array) -> jax.Array:
     return x.astype(jnp.float32) / 255 if x.dtype == jnp.uint8 else x.astype(jnp.float32)
 
 
+def _standardize(x: jax.Array) -> jax.Array:
+    """Mean 0 and standard deviation 1 of each [H, W, C]; one that is all alike becomes 0."""
+    axes = (1, 2, 3)
+    center = x - x.mean(axes, keepdims=True)
+    return center * lax.rsqrt(jnp.square(center).mean(axes, keepdims=True) + 1e-6)
+
+
 class Torso(nn.Module):
     """A pytree of arrays [N, ...] -> features [N, F].
 
@@ -34,6 +42,7 @@ class Torso(nn.Module):
       kernel_init: initial weights of every layer.
       convolutions: what pictures go through, or None.
       conv_method: how to compute them.
+      standardize_pictures: give every picture (all stacked frames of it) mean 0 and standard deviation 1.
     """
 
     hidden_sizes: tuple[int, ...]
@@ -41,6 +50,7 @@ class Torso(nn.Module):
     kernel_init: Initializer
     convolutions: Convolutions | None = None
     conv_method: Method = "plain"
+    standardize_pictures: bool = False
 
     @nn.compact
     def __call__(self, observation: Any) -> jax.Array:
@@ -48,6 +58,8 @@ class Torso(nn.Module):
         for index, leaf in enumerate(jax.tree.leaves(observation)):
             x = to_float(leaf)
             if self.convolutions is not None and x.ndim == 4:
+                if self.standardize_pictures:
+                    x = _standardize(x)
                 x = self._convolve(self.convolutions, x, f"conv_{index}")
             parts.append(x.reshape(x.shape[0], -1))
         x = jnp.concatenate(parts, axis=-1)

@@ -15,7 +15,7 @@ from zerocopy_seed.remote.engine import Engine, Request
 
 NUM_ENVS, LENGTH, SEED, NUM_UPDATES = 6, 5, 3, 20
 NETWORK = NetworkConfig(
-    hidden_sizes=(16,), core="gru", core_size=8, use_last_action=True, use_last_reward=True
+    hidden_sizes=(16,), core="gru", core_size=8, use_last_action=True, use_last_reward=True, init="lecun"
 )
 AGENTS = {
     "vtrace": VTraceConfig(unroll_length=LENGTH, learning_rate=1e-2),

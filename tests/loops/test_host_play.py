@@ -76,8 +76,9 @@ def test_episodes_on_the_host_are_those_on_the_device(player, factory, monkeypat
 
 def test_a_spec_alone_cannot_be_evaluated_on(player):
     host = HostEnvironments(f"{__name__}:spec_alone", {}, BOARD.spec)
+    agent, params = player
     with pytest.raises(UserError, match="spec_alone': expected one that can be made, found a spec alone"):
-        evaluate(*player[:1], host, player[1], num_episodes=1, seed=0)
+        evaluate(agent, host, params, num_episodes=1, seed=0)
 
 
 def spec_alone(num_envs=1):
@@ -97,10 +98,11 @@ def test_a_video_that_cannot_be_written_is_refused_first(tmp_path, name, message
 
 
 def test_what_cannot_be_drawn_is_refused(player, tmp_path):
-    environment = Vectorized(Catch(4, 3))
-    environment.environment.spec = EnvironmentSpec(ArraySpec((4,), np.float32), BOARD.spec.action)
+    agent, params = player
+    board = Catch(4, 3)
+    board.spec = EnvironmentSpec(ArraySpec((4,), np.float32), BOARD.spec.action)
     with pytest.raises(UserError, match=r"--video of mine:Vectors: expected .* found observation \[4\]"):
-        record_video(*player[:1], environment, player[1], tmp_path / "a.gif", name="mine:Vectors", seed=0)
+        record_video(agent, Vectorized(board), params, tmp_path / "a.gif", name="mine:Vectors", seed=0)
 
 
 def test_pictures_of_observations():

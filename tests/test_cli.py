@@ -254,8 +254,8 @@ def test_evaluate_prints_json_last(tmp_path, config_path, stand_in, capsys):
     assert cli.main(["evaluate", str(tmp_path), "--env", "gymnax:Other"]) == 0
     assert capsys.readouterr().out == "3 episodes\n"
     assert seen == [
-        (tmp_path, {"num_episodes": 3, "seed": 0, "step": 0, "env": None}),
-        (tmp_path, {"num_episodes": 128, "seed": 0, "step": None, "env": "gymnax:Other"}),
+        (tmp_path, {"num_episodes": 3, "seed": 0, "step": 0, "env": None, "video": None}),
+        (tmp_path, {"num_episodes": 128, "seed": 0, "step": None, "env": "gymnax:Other", "video": None}),
     ]
 
 

@@ -19,7 +19,7 @@ from zerocopy_seed.config_file import load_config, load_run_config
 from zerocopy_seed.config_flags import add_flags, num_words
 from zerocopy_seed.extras import missing_extra
 
-BENCHES = ("on_device", "core", "replay")
+BENCHES = ("on_device", "core", "replay", "bridge")
 """Modules of `zerocopy_seed.bench`, each with `run(configs, *, num_envs, as_json)`."""
 
 _USER_ERROR = 2

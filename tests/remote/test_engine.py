@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from counting_agent import PARAMS, SPEC, make_counting_agent
 
-from zerocopy_seed.remote.engine import Engine, Request
+from zerocopy_seed.remote.batches import Request
+from zerocopy_seed.remote.engine import Engine
 
 FIRST, MID, LAST = 0, 1, 2
 
@@ -216,7 +217,7 @@ def test_more_actors_compile_nothing_new():
 def test_a_step_writes_its_tables_in_place():
     engine = make_engine(num_slots=64, length=200)
     batch = engine._batches[0]
-    compiled = engine._step.lower(engine._tables, PARAMS, *batch).compile()
+    compiled = engine._step.lower(engine._tables, PARAMS, *batch.arrays).compile()
     tables = sum(leaf.nbytes for leaf in jax.tree.leaves(engine._tables))
     memory = compiled.memory_analysis()
     assert memory.alias_size_in_bytes >= tables
@@ -226,7 +227,7 @@ def test_a_step_writes_its_tables_in_place():
 def test_the_copy_that_goes_up_is_aligned_and_single():
     engine = make_engine(num_slots=20)
     for batch in engine._batches:
-        for leaf in jax.tree.leaves(batch):
+        for leaf in jax.tree.leaves(batch.arrays):
             assert leaf.ctypes.data % 64 == 0
             assert leaf.flags.writeable
 

@@ -174,7 +174,9 @@ def test_there_is_always_room_while_the_learner_waits():
         if not len(some):
             continue
         if slots.num_finished >= 8:
-            slots.learned(slots.take(8).slot)
+            taken = slots.take(8)
+            slots.give_back(taken.unroll)
+            slots.learned(taken.slot)
         assert slots.may_begin(some, 0)
         play(slots, some, np.where(has_begun[some], MID, FIRST))
         has_begun[some] = True

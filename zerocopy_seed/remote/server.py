@@ -40,13 +40,14 @@ class Server:
     Attributes:
       addresses: where it listens; with the port that was free where 0 was asked for.
       bridge: the sessions.
+      loop: in which it serves.
     """
 
     def __init__(self, engine: Engine, run: RunDescription, addresses: Sequence[str], *, in_thread: bool):
         self._engine, self._run, self._in_thread = engine, run, in_thread
         self._wanted = [parse_address(address, to_listen=True) for address in addresses]
         self.addresses: tuple[str, ...] = ()
-        self._loop = asyncio.new_event_loop()
+        self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name="server", daemon=True)
         self._started = threading.Event()
         self._error: BaseException | None = None
@@ -63,7 +64,7 @@ class Server:
 
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(RuntimeError):  # it has failed and ended by itself
-            self._loop.call_soon_threadsafe(self._stop.set)
+            self.loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
 
     def failure(self) -> str:
@@ -71,13 +72,13 @@ class Server:
         return f"inference has failed: {self._error}" if self._error is not None else ""
 
     def _serve(self) -> None:
-        asyncio.set_event_loop(self._loop)
+        asyncio.set_event_loop(self.loop)
         try:
-            self._loop.run_until_complete(self._serve_until_stopped())
+            self.loop.run_until_complete(self._serve_until_stopped())
         except BaseException as error:
             self._error = self._error or error
         finally:
-            self._loop.close()
+            self.loop.close()
             self._started.set()
 
     async def _serve_until_stopped(self) -> None:
@@ -88,7 +89,7 @@ class Server:
             self._stop.set()
 
         make_driver = ThreadDriver if self._in_thread else LoopDriver
-        driver: Driver = make_driver(self._engine, self._loop, failed)
+        driver: Driver = make_driver(self._engine, self.loop, failed)
         bridge = self.bridge = Bridge(self._engine, self._run, driver.notify)
         self._engine.wake = driver.notify
         most = bridge.wire.max_message_bytes(self._engine.max_rows)

@@ -19,7 +19,7 @@ class Taken(NamedTuple):
     """Finished unrolls, in the order of their slots; arrays [n].
 
     Attributes:
-      unroll: int32, their places in the tables, which are free from now on.
+      unroll: int32, their places in the tables, to be given back.
       slot: int32.
       continues: bool, follows the slot's previous unroll without a gap.
       lag: int, updates since the oldest row was acted.
@@ -206,11 +206,14 @@ class Slots:
             unrolls = [self._finished[place] for place in range(min(count, len(self._finished)))]
         gone = set(unrolls)
         self._finished = collections.deque(unroll for unroll in self._finished if unroll not in gone)
-        self._free.extend(unrolls)
         unroll = np.array(sorted(unrolls, key=lambda unroll: self._slot_of[unroll]), np.int32)
         return Taken(
             unroll, self._slot_of[unroll], self._continues[unroll], self.version - self._version_of[unroll]
         )
+
+    def give_back(self, unroll: np.ndarray) -> None:
+        """Unrolls [n] that were taken are copied: their places are free."""
+        self._free.extend(unroll.tolist())
 
     def learned(self, slot: np.ndarray) -> None:
         """The unrolls taken from slots [n] are learned from, and what followed from it is published."""

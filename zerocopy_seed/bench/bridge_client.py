@@ -88,13 +88,12 @@ class ClientProcess:
 
     Args:
       load: what it sends.
-      bridge: address of a `Server`.
+      bridge: address of a `Server`, which it joins.
       echo: address of the bare one, or "".
-      num_streams: to the bridge, each joined by itself with a channel of its own; only the first is measured.
     """
 
-    def __init__(self, load: Load, bridge: str, echo: str = "", num_streams: int = 1):
-        command = [sys.executable, "-m", __spec__.name, json.dumps([load, bridge, echo, num_streams])]
+    def __init__(self, load: Load, bridge: str, echo: str = ""):
+        command = [sys.executable, "-m", __spec__.name, json.dumps([load, bridge, echo])]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
         )
@@ -118,9 +117,15 @@ class ClientProcess:
     def start(self, target: str, begin: float, end: float) -> None:
         """Sends to `target`, "bridge" or "echo", from now to `end`.
 
-        The answer is the latencies of what came from `begin` on, the number of all messages, and the CPU time.
+        The answer: the latencies of what came from `begin` on, the number of all messages, the CPU time.
         """
         self._ask("send", target, begin, end)
+
+    def join(self, number: int) -> None:
+        """Joins the bridge so many times more, one after another, each by a channel of its own that is idle
+        then. The answer is None.
+        """
+        self._ask("join", number)
 
     def answer(self) -> Any:
         """Of what was asked for last; latencies in seconds."""
@@ -244,10 +249,9 @@ async def _join(load: Load, address: str) -> _BridgeExchange:
     return exchange
 
 
-async def _serve(load: Load, bridge: str, echo: str, num_streams: int) -> None:
-    exchanges: dict[str, _Exchange] = {}
-    joined = [await _join(load, bridge) for _ in range(num_streams)]
-    exchanges["bridge"] = joined[0]
+async def _serve(load: Load, bridge: str, echo: str) -> None:
+    exchanges: dict[str, _Exchange] = {"bridge": await _join(load, bridge)}
+    idle = []
     if echo:
         channel = grpc.aio.insecure_channel(echo, options=client_options(parse_address(echo)))
         exchanges["echo"] = _EchoExchange(load, channel.stream_stream(ECHO)())
@@ -257,6 +261,8 @@ async def _serve(load: Load, bridge: str, echo: str, num_streams: int) -> None:
         if name == "send":
             target, begin, end = arguments
             answer = await _send(exchanges[target], load.in_flight, begin, end)
+        elif name == "join":
+            idle += [await _join(load, bridge) for _ in range(*arguments)]
         print(json.dumps(answer), flush=True)
     os._exit(0)  # without goodbyes
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import grpc
 import grpc.aio
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -24,11 +25,49 @@ from zerocopy_seed.types import ActingParams, Agent, AgentState, Exploration, Re
 
 
 class Served(NamedTuple):
-    """Where to send to, and what acts there."""
+    """Where to send to, and who answers there.
 
-    bridge: str
+    Attributes:
+      address: of the bridge.
+      echo: address of the bare echo, or "".
+      server: the bridge.
+      engine: what it acts with.
+    """
+
+    address: str
     echo: str
+    server: Server
     engine: Engine
+
+
+class Crossings:
+    """Counts the bytes of observations that arrive and those that go up to the device, padding apart."""
+
+    def __init__(self, engine: Engine):
+        self.arrived = self.gone_up = 0
+        add, step, close = engine.add, engine._step, engine._close
+        nobody = engine.num_slots
+
+        def counting_add(request):
+            self.arrived += sum(leaf.nbytes for leaf in request.leaves)
+            add(request)
+
+        def counting(program):
+            def call(tables, *arguments):
+                *_, places, _, observation = arguments
+                num_rows, size = int((places[0] != nobody).sum()), places.shape[1]
+                host = [leaf for leaf in jax.tree.leaves(observation) if isinstance(leaf, np.ndarray)]
+                self.gone_up += sum(leaf.nbytes for leaf in host) * num_rows // size
+                return program(tables, *arguments)
+
+            return call
+
+        replacements: dict[str, Any] = {
+            "add": counting_add,
+            "_step": counting(step),
+            "_close": counting(close),
+        }
+        vars(engine).update(replacements)
 
 
 def make_constant_agent() -> Agent:
@@ -83,7 +122,7 @@ def serve(
         max_batch=max_batch,
     )
     engine.warm_up()
-    run = RunDescription("bench", environment, settings or {}, spec, num_slots)
+    run = RunDescription("bench", environment, settings or {}, spec, num_environments=num_slots)
     has_ended = threading.Event()
 
     def learn() -> None:
@@ -97,12 +136,12 @@ def serve(
         learner.start()
         try:
             if not echo_rows:
-                yield Served(server.addresses[0], "", engine)
+                yield Served(server.addresses[0], "", server, engine)
                 return
             answer = encode_actions(make_wire_format(spec), 1, np.zeros(echo_rows, np.int32))
             most = server.bridge.wire.max_message_bytes(engine.max_rows)
             with _serve_echo(server.loop, answer, most) as address:
-                yield Served(server.addresses[0], address, engine)
+                yield Served(server.addresses[0], address, server, engine)
         finally:
             has_ended.set()
             learner.join()

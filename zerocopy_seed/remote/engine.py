@@ -141,6 +141,11 @@ class Engine:
         return slots, (words[:, 0] << np.uint64(32)) | words[:, 1]
 
     @property
+    def num_slots(self) -> int:
+        """Environments that there is room for, S."""
+        return self._slots.num_slots
+
+    @property
     def num_free(self) -> int:
         """Slots that nobody has."""
         return self._slots.num_free

@@ -169,7 +169,7 @@ def run(configs: Sequence[Config] = (), *, num_envs: Sequence[int] = (), as_json
     print(
         f"{streams['streams']} streams: {streams['programs_compiled']} programs compiled; "
         f"the first's p50 {streams['first_p50_ms_alone']:.2f} ms alone, "
-        f"{streams['first_p50_ms_joining']:.2f} as they join, {streams['first_p50_ms_beside']:.2f} beside them; "
+        f"{streams['first_p50_ms_joining']:.2f} as they join, {streams['first_p50_ms_beside']:.2f} beside; "
         f"{streams['kb_per_idle_stream']:.0f} KB an idle one"
     )
     print(

@@ -167,6 +167,7 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """A request that was checked; at most `max_rows` rows."""
+        self._slots.arrived(request.slot)
         self._pending.append(request)
 
     @property
@@ -191,7 +192,7 @@ class Engine:
             self._num_calls += 1
             self._num_rows += num_rows
             self._slots.answered(batch.slot[:num_rows])
-            if self._is_ready():
+            if not self._slots.is_bounded and self._is_ready():
                 self._changed.notify_all()
         answers, begin = [], 0
         for request in requests:

@@ -191,6 +191,7 @@ def test_requests_of_a_lost_actor_are_forgotten():
     slots, _ = engine.open_slots(2) or pytest.fail("no slots")
     streams = [Stream(slot, np.random.default_rng(0)) for slot in slots.tolist()]
     send(engine, streams[:1])
+    assert engine.check(slots[:1], np.array([FIRST], np.int8)) is not None  # the first has no answer yet
     send(engine, streams[1:])
     engine.close_slots(slots[:1])
     assert [request.slot.tolist() for request, _ in engine.step()] == [[1]]

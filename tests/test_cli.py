@@ -104,7 +104,7 @@ def test_train_help_shows_every_key_with_its_default(capsys):
         assert key.doc in words
     assert "--agent.learning-rate FLOAT Step size at the start. (default: 0.001)" in words
     assert re.search(r"--total-env-steps INT [^(]*\(default: none, required\)", words)
-    assert "--network.torso {mlp,minatar_conv,nature_conv}" in words
+    assert "--network.torso {mlp,minatar_conv,nature_conv,impala_resnet}" in words
 
 
 def test_train_help_shows_the_values_of_the_file_and_the_flags(config_path, capsys):
@@ -254,8 +254,8 @@ def test_evaluate_prints_json_last(tmp_path, config_path, stand_in, capsys):
     assert cli.main(["evaluate", str(tmp_path), "--env", "gymnax:Other"]) == 0
     assert capsys.readouterr().out == "3 episodes\n"
     assert seen == [
-        (tmp_path, {"num_episodes": 3, "seed": 0, "step": 0, "env": None}),
-        (tmp_path, {"num_episodes": 128, "seed": 0, "step": None, "env": "gymnax:Other"}),
+        (tmp_path, {"num_episodes": 3, "seed": 0, "step": 0, "env": None, "video": None}),
+        (tmp_path, {"num_episodes": 128, "seed": 0, "step": None, "env": "gymnax:Other", "video": None}),
     ]
 
 

@@ -108,7 +108,7 @@ def test_every_key_of_the_design_reaches_its_field(load):
         ("[agent]\nunroll_length = 32.5", ("agent.unroll_length", "an integer", "32.5")),
         ("[agent]\nunroll_length = 1e2", ("agent.unroll_length", "an integer", "write 100")),
         ("[agent]\nunroll_length = true", ("agent.unroll_length", "an integer", "true")),
-        ("[agent]\nadaptive_entropy = 1", ("agent.adaptive_entropy", "true or false", "found 1")),
+        ("[agent]\nadaptive_entropy = 1", ("agent.adaptive_entropy", "found 1; write true")),
         ('[agent]\nadaptive_entropy = "True"', ("agent.adaptive_entropy", "write true without quotes")),
         ('[agent]\nname = "vtrac"', ("agent.name", "'vtrace'", "'vtrac'", "did you mean vtrace?")),
         (
@@ -132,7 +132,7 @@ def test_every_key_of_the_design_reaches_its_field(load):
         ('[checkpoint]\nreplay = "atuo"', ("checkpoint.replay", "did you mean auto?")),
         ("[checkpoint]\nreplay = 2.0", ("checkpoint.replay", "found 2.0")),
         ('[network]\ntorso = "mpl"', ("network.torso", "'mlp' or 'minatar_conv'", "did you mean mlp?")),
-        ("[network]\nhidden_sizes = 64", ("network.hidden_sizes", "a list of integers", "64")),
+        ("[network]\nhidden_sizes = 64", ("network.hidden_sizes", "a list of integers", "64; write [64]")),
         ("[network]\nhidden_sizes = [64, 1.5]", ("network.hidden_sizes", "[1]", "an integer", "1.5")),
         ("[network]\nsettings = 3", ("network.settings", "a table", "found 3")),
         ("[network.torso]\nname = 3", ("network.torso", "found a table")),
@@ -257,16 +257,21 @@ def test_nested_free_form_setting(load):
         (("--agent.learning-rate", "abc"), ("--agent.learning-rate", "a number", "'abc'")),
         (("--agent.unroll-length", "32.5"), ("--agent.unroll-length", "an integer", "32.5")),
         (("--network.torso", "mpl"), ("--network.torso", "did you mean mlp?")),
-        (("--network.hidden-sizes", "64,64"), ("--network.hidden-sizes", "an integer", "64,64")),
+        (("--network.hidden-sizes", "64,64"), ("--network.hidden-sizes", "an integer", "write 64 64")),
         (("--seed",), ("--seed", "an integer", "nothing")),
         (("--seed", "1", "2"), ("--seed", "an integer", "1 2")),
         (("--seed.low", "1"), ("--seed.low", "an integer")),
-        (("--env", "CartPole"), ("--env", "a table", "CartPole")),
+        (("--env", "CartPole"), ("--env", "a table", "CartPole; did you mean env.name?")),
         (("--env.settings", "3"), ("--env.settings", "a table", "3")),
         (("seed", "1"), ("seed", "a flag")),
         (("--agent.n-step", "3"), ("--agent.n-step", "agent.name = 'vtrace'", "--agent.name r2d2")),
         (("--agent.name", "r2d2", "--agent.clip-c", "1"), ("--agent.clip-c", "'r2d2'", "choose vtrace")),
         (("--n-step", "3"), ("--n-step", "did you mean agent.n_step?")),
+        (
+            ("--agent.name", "dqn"),
+            ("--agent.name", "'vtrace' or 'r2d2'", "a setting of r2d2", "configs/dqn_*"),
+        ),
+        (("--agent.name", "Apex-DQN"), ("--agent.name", "configs/apex_dqn_*.toml")),
         (("--checkpoint.replay", '"false"'), ("--checkpoint.replay", "write false without quotes")),
         (("--checkpoint.replay", "0"), ("--checkpoint.replay", "found '0'; write false")),
         (("--checkpoint.replay",), ("--checkpoint.replay", "'auto' or true or false", "nothing")),
@@ -315,6 +320,19 @@ def test_out_of_range(load, flag, value):
         or "expected at least 1" in message
         or "expected more than 0" in message
     )
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "remedy"),
+    [
+        ("--agent.discount", "99", "99 % is 0.99"),
+        ("--agent.max-grad-norm", "-1", "inf switches it off"),
+        ("--agent.learning-rate-decay-env-steps", "0", "inf switches it off"),
+        ("--bridge.max-policy-lag", "1.5", "use 2"),
+    ],
+)
+def test_out_of_range_has_a_remedy(load, flag, value, remedy):
+    assert refusal(load, MINIMAL, flag, value).endswith(f"; {remedy}")
 
 
 @pytest.mark.parametrize(
@@ -395,16 +413,30 @@ def r2d2(
         ),
         (r2d2(frame_stack=5), ("agent.replay_capacity", "room for 17 steps", "frames stacked", "use 20")),
         (r2d2(replay_capacity=12), ("agent.replay_capacity", "room for 13 steps", "keeps 12", "use 16")),
+        (
+            r2d2(n_step=11, look_ahead=2),
+            ("agent.n_step", "sequence_length + look_ahead = 10", "found 11", "use 10", "look_ahead to 10"),
+        ),
         (r2d2(look_ahead=2, n_step=2), ("agent.look_ahead", "less than agent.n_step = 2", "use 1")),
         (r2d2(burn_in=1), ("agent.burn_in", "0 with network.core = 'none'", "no core to warm up", "found 1")),
         (r2d2(start_state="zero"), ("agent.start_state", "'stored' with network.core", "found 'zero'")),
         (
             r2d2(num_envs=1, batch_size=1, period=4096, replay_capacity=2**20),
-            ("agent.replay_capacity", "at most 1073741824 steps", "keeps 4294967296", "use at most 262144"),
+            (
+                "agent.replay_capacity",
+                "at most 262144 sequences with a start every agent.period = 4096 steps",
+                "found 1048576 sequences, which take 4294967296 steps",
+                "use at most 262144",
+            ),
         ),
         (
             r2d2(num_envs=2**21, batch_size=4, period=1, replay_capacity=2**31 - 1),
-            ("agent.replay_capacity", "keeps 1024 of each", "int32", f"use at most {2**21 * 512}"),
+            (
+                "agent.replay_capacity",
+                f"at most {2**21 * 512} sequences",
+                f"sequences, which take {2**31} steps",
+                f"use at most {2**21 * 512}",
+            ),
         ),
     ],
 )
@@ -424,7 +456,8 @@ def test_r2d2_settings_that_fit():
         r2d2(period=1, replay_capacity=64),
         r2d2(frame_stack=4),
         r2d2(num_shards=4),
-        r2d2(sequence_length=1, look_ahead=2, period=1, replay_capacity=31, min_replay=16),
+        r2d2(n_step=10, look_ahead=2),
+        r2d2(n_step=3, sequence_length=1, look_ahead=2, period=1, replay_capacity=31, min_replay=16),
         r2d2(num_envs=1, batch_size=1, period=4096, replay_capacity=2**18),
     ):
         validate(config)
@@ -553,7 +586,8 @@ def test_resume_as_another_agent_is_refused_by_its_name():
 @pytest.mark.parametrize("agent", [VTraceConfig(), R2D2Config()])
 def test_resume_compares_every_key(agent):
     base = dataclasses.replace(BASE, agent=agent)
-    free = {"total_env_steps", "checkpoint", "metrics", "devices"}
+    free = {"total_env_steps", "checkpoint", "metrics", "devices", "bridge"}
+    free |= {"agent.eval_epsilon", "agent.eval_greedy"}  # only evaluation reads them
     for key in keys(Config, base):
         section, _, name = key.path.rpartition(".")
         other = {"changed": 1} if isinstance(key.value, dict) else "changed"
@@ -564,7 +598,7 @@ def test_resume_compares_every_key(agent):
             )
         else:
             changed = dataclasses.replace(base, **{name: other})
-        expected = [] if key.path.split(".")[0] in free else [path]
+        expected = [] if {key.path, section or key.path} & free else [path]
         assert [path for path, _, _ in resume_differences(base, changed)] == expected
 
 

@@ -1,3 +1,4 @@
+import dataclasses
 import re
 import sys
 import types
@@ -175,12 +176,13 @@ def test_last_action_and_reward_join_the_features():
         ((8, 8), (4, 4), "VALID"),
         ((4, 4), (2, 2), "VALID"),
         ((4, 3), (2, 1), "SAME"),
+        ((3, 3), (2, 2), "SAME"),
     ],
 )
 def test_both_ways_of_convolving_agree(kernel_size, strides, padding):
     x = normal(2, 11, 14, 3)
-    patches, lax = (Conv(5, kernel_size, strides, padding, method) for method in ("patches", "lax"))
-    shapes = [jax.eval_shape(conv.init, make_key(), x) for conv in (patches, lax)]
+    plain, lax = (Conv(5, kernel_size, strides, padding, method) for method in ("plain", "lax"))
+    shapes = [jax.eval_shape(conv.init, make_key(), x) for conv in (plain, lax)]
     assert shapes[0] == shapes[1]
     variables = fill(shapes[0])
     weights = normal(*jax.eval_shape(lax.apply, variables, x).shape, seed=2)
@@ -192,7 +194,7 @@ def test_both_ways_of_convolving_agree(kernel_size, strides, padding):
 
         return jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))(variables, x)
 
-    for a, b in zip(jax.tree.leaves(results(patches)), jax.tree.leaves(results(lax)), strict=True):
+    for a, b in zip(jax.tree.leaves(results(plain)), jax.tree.leaves(results(lax)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
@@ -207,7 +209,7 @@ def test_the_minatar_network_agrees_both_ways():
     assert params["conv_0"]["kernel"].shape == (3, 3, 4, 16)
     assert params["dense_0"]["kernel"].shape == (8 * 8 * 16, 32)
     results = []
-    for method in ("patches", "lax"):
+    for method in ("plain", "lax"):
         chosen = network.clone(torso=network.torso.clone(conv_method=method))
         loss = jax.jit(
             jax.value_and_grad(lambda v, n=chosen: jnp.sum(n.apply(v, inputs, core)[0].value ** 2))
@@ -236,6 +238,66 @@ def test_the_nature_network_is_its_convolutions_one_after_another():
     dense = jax.tree.map(np.asarray, torso["dense_0"])
     expected = np.tanh(x.reshape(2, -1) @ dense["kernel"] + dense["bias"])
     np.testing.assert_allclose(features, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_impala_network_is_its_sections_one_after_another():
+    spec = EnvironmentSpec(ArraySpec((7, 6), np.uint8), DiscreteAction(3))
+    config = NetworkConfig(torso="impala_resnet", torso_channels=(2,), hidden_sizes=(), activation="relu")
+    network = make_network(dataclasses.replace(config, frame_stack=2), spec)
+    picture = np.random.default_rng(0).integers(0, 256, (1, 2, 7, 6, 2), np.uint8)
+    variables, _ = init(network, make_inputs(picture))
+    section = jax.tree.map(np.asarray, variables["params"]["torso"]["conv_0_section_0"])
+
+    def convolve(x, layer):
+        x = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+        windows = np.lib.stride_tricks.sliding_window_view(x, (3, 3), (1, 2))
+        return np.einsum("nhwcij,ijcf->nhwf", windows, layer["kernel"]) + layer["bias"]
+
+    x = convolve(picture[0].astype(np.float32) / 255, section["conv"])
+    # SAME at steps of 2: 7 rows get one at both ends, 6 columns one at the end.
+    x = np.pad(x, ((0, 0), (1, 1), (0, 1), (0, 0)), constant_values=-np.inf)
+    x = np.lib.stride_tricks.sliding_window_view(x, (3, 3), (1, 2))[:, ::2, ::2].max((-1, -2))
+    for block in range(2):
+        inner = convolve(np.maximum(x, 0), section[f"block_{block}_conv_0"])
+        x = x + convolve(np.maximum(inner, 0), section[f"block_{block}_conv_1"])
+    assert x.shape == (2, 4, 3, 2)
+    features = jax.jit(network.torso.apply)({"params": variables["params"]["torso"]}, picture[0])
+    np.testing.assert_allclose(features, np.maximum(x, 0).reshape(2, -1), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("torso", "channels", "num_params"),
+    [
+        # (C k k + 1) F a convolution, and the dense layer
+        ("nature_conv", (), 8224 + 32832 + 36928 + 7 * 7 * 64 * 5 + 5),
+        ("nature_conv", (4, 6), 4 * 257 + 6 * 65 + 9 * 9 * 6 * 5 + 5),
+        ("impala_resnet", (), 592 + 4 * 2320 + 4640 + 4 * 9248 + 5 * 9248 + 11 * 11 * 32 * 5 + 5),
+        ("impala_resnet", (2,), 74 + 4 * 38 + 42 * 42 * 2 * 5 + 5),
+    ],
+)
+def test_channels_of_a_torso(torso, channels, num_params):
+    spec = EnvironmentSpec(ArraySpec((84, 84), np.uint8), DiscreteAction(3))
+    config = NetworkConfig(torso=torso, torso_channels=channels, hidden_sizes=(5,), frame_stack=4)
+    network = make_network(config, spec)
+    picture = jax.ShapeDtypeStruct((1, 84, 84, 4), np.uint8)
+    variables = jax.eval_shape(network.torso.init, make_key(), picture)
+    assert sum(leaf.size for leaf in jax.tree.leaves(variables)) == num_params
+
+
+@pytest.mark.parametrize(
+    ("torso", "channels", "message"),
+    [
+        ("mlp", (8,), "torso_channels: expected none, found 1 and network.torso mlp"),
+        (
+            "minatar_conv",
+            (8, 8),
+            "torso_channels: expected at most 1 for network.torso minatar_conv, found 2",
+        ),
+    ],
+)
+def test_channels_that_a_torso_has_not(torso, channels, message):
+    with pytest.raises(UserError, match=message):
+        make_network(NetworkConfig(torso=torso, torso_channels=channels), PICTURE)
 
 
 def test_pictures_and_vectors_together():

@@ -11,6 +11,7 @@ import json
 import os
 import pathlib
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -19,8 +20,16 @@ from zerocopy_seed.config_file import load_config, load_run_config
 from zerocopy_seed.config_flags import add_flags, num_words
 from zerocopy_seed.extras import missing_extra
 
-BENCHES = ("on_device", "core", "replay", "bridge")
-"""Modules of `zerocopy_seed.bench`, each with `run(configs, *, num_envs, as_json)`."""
+BENCHES = {
+    "on_device": "the training loop of each CONFIG at each number of environments, against its parts "
+    "alone: ratio_to_limit",
+    "core": "the LSTM, forward and backward, against its matrix products; its shape is fixed",
+    "replay": "insert, sample and update of the replay, against flashbax's: ratio_to_flashbax; its shape "
+    "is fixed",
+    "bridge": "messages of stand-in actors against bare gRPC, Pong against ALE alone: ratio_to_grpc, "
+    "ratio_to_ale; its shapes are fixed",
+}
+"""Modules of `zerocopy_seed.bench`, each with `run(configs, *, num_envs, as_json)`; what each measures."""
 
 _USER_ERROR = 2
 
@@ -173,6 +182,9 @@ def _evaluate(parser: _Parser, words: list[str]) -> int:
         "--env", metavar="NAME", help="another environment with the same spec (default: the run's)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
+    parser.add_argument(
+        "--video", metavar="FILE", type=pathlib.Path, help="show an episode too: a .gif, or a .mp4"
+    )
     _add_help(parser)
     options = parser.parse_args(words)
     if options.episodes < 1:
@@ -184,22 +196,43 @@ def _evaluate(parser: _Parser, words: list[str]) -> int:
     from zerocopy_seed.loops.evaluate import evaluate_run
 
     result = evaluate_run(
-        options.run_dir, num_episodes=options.episodes, seed=options.seed, step=options.step, env=options.env
+        options.run_dir,
+        num_episodes=options.episodes,
+        seed=options.seed,
+        step=options.step,
+        env=options.env,
+        video=options.video,
     )
     print(json.dumps(result.to_json_object()) if options.json else result)
     return 0
 
 
 def _bench(parser: _Parser, words: list[str]) -> int:
-    parser.add_argument("name", metavar="NAME", help=f"one of: {', '.join(BENCHES)}")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    width = max(map(len, BENCHES))
+    parser.epilog = "\n".join(
+        ["benches:"]
+        + [
+            textwrap.fill(
+                text, 100, initial_indent=f"  {name:<{width}}  ", subsequent_indent=" " * (width + 4)
+            )
+            for name, text in BENCHES.items()
+        ]
+    )
+    parser.add_argument("name", metavar="NAME", help="one of those below")
     parser.add_argument(
         "--config",
         metavar="CONFIG",
         action="append",
-        help="measure this; may be repeated (default: the bench's own)",
+        help="measure this; may be repeated (default: the bench's own; not where a shape is fixed)",
     )
     parser.add_argument(
-        "--num-envs", metavar="N", type=int, nargs="+", default=[], help="measure each (default: CONFIG's)"
+        "--num-envs",
+        metavar="N",
+        type=int,
+        nargs="+",
+        default=[],
+        help="measure each (default: CONFIG's; not where a shape is fixed)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
     _add_help(parser)

@@ -187,8 +187,12 @@ class NetworkConfig:
     """`default`, or `package.module:Class` of your own (then only `settings` and `frame_stack` apply)."""
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Keyword arguments of your own class."""
-    torso: Literal["mlp", "minatar_conv", "nature_conv"] = "mlp"
+    torso: Literal["mlp", "minatar_conv", "nature_conv", "impala_resnet"] = "mlp"
     """What turns an observation into features."""
+    torso_channels: tuple[Count, ...] = ()
+    """Channels of its convolutions or residual sections, fewer to leave out the last; none: the paper's."""
+    standardize_pictures: bool = False
+    """Give every picture mean 0 and deviation 1 before the convolutions: small things are learned sooner."""
     hidden_sizes: tuple[Count, ...] = (64, 64)
     """Dense layers of the torso (after the convolutions, where there are some)."""
     head_hidden_sizes: tuple[Count, ...] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from zerocopy_envs.errors import UserError
-from zerocopy_seed.config import Config, R2D2Config, VTraceConfig
+from zerocopy_seed.config import Config, R2D2Config, Range, VTraceConfig
 from zerocopy_seed.config_keys import keys, range_of
 from zerocopy_seed.replay_layout import Layout, make_layout
 
@@ -23,7 +23,9 @@ def validate(config: Config) -> None:
         allowed = range_of(key.kind)
         for value in key.value if isinstance(key.value, tuple) else (key.value,):
             if allowed is not None and value not in allowed:
-                raise UserError(key.path, expected=str(allowed), found=str(value))
+                raise UserError(
+                    key.path, expected=str(allowed), found=str(value), remedy=_range_remedy(allowed, value)
+                )
     num_envs, agent, num_devices = config.env.num_envs, config.agent, config.devices.num_devices
     _require_multiple("env.num_envs", num_envs, "devices.num_devices", num_devices)
     _require_multiple("agent.num_shards", agent.num_shards, "devices.num_devices", num_devices)
@@ -34,11 +36,24 @@ def validate(config: Config) -> None:
         _validate_r2d2(agent, config)
 
 
+def _range_remedy(allowed: Range, value: float) -> str:
+    if allowed.maximum == math.inf:
+        return "inf switches it off"
+    if allowed.maximum == 1.0 and 2.0 <= value <= 100.0:
+        return f"{value:g} % is {value / 100:g}"
+    return ""
+
+
 def _validate_bridge(config: Config) -> None:
     bridge, num_envs = config.bridge, config.env.num_envs
     lag = bridge.max_policy_lag
     if lag != math.inf and not lag.is_integer():
-        raise UserError("bridge.max_policy_lag", expected="a whole number of updates, or inf", found=str(lag))
+        raise UserError(
+            "bridge.max_policy_lag",
+            expected="a whole number of updates, or inf",
+            found=str(lag),
+            remedy=f"use {math.ceil(lag)}",
+        )
     needed = bridge.local_actors * max(bridge.envs_per_actor, 1)
     if needed > num_envs:
         raise UserError(
@@ -55,6 +70,7 @@ def _validate_vtrace(agent: VTraceConfig, num_envs: int) -> None:
             "agent.entropy_cost",
             expected="more than 0 with agent.adaptive_entropy, which multiplies it",
             found="0.0",
+            remedy="raise it, or set agent.adaptive_entropy = false",
         )
     divisor = agent.num_shards * agent.num_minibatches
     _require_multiple("env.num_envs", num_envs, "agent.num_shards * agent.num_minibatches", divisor)
@@ -80,6 +96,15 @@ def _validate_r2d2(agent: R2D2Config, config: Config) -> None:
             expected=f"at most agent.replay_capacity = {agent.replay_capacity}",
             found=str(agent.min_replay),
             remedy="lower it, or raise agent.replay_capacity",
+        )
+    reach = agent.sequence_length + agent.look_ahead
+    if agent.n_step > reach:
+        raise UserError(
+            "agent.n_step",
+            expected=f"at most agent.sequence_length + look_ahead = {reach}, since a target's rewards are "
+            "those of its sequence",
+            found=str(agent.n_step),
+            remedy=f"use {reach}, or raise agent.look_ahead to {agent.n_step - 1}",
         )
     if agent.look_ahead >= agent.n_step:
         raise UserError(
@@ -148,8 +173,9 @@ def _check_ring(layout: Layout, capacity: int, num_envs: int) -> None:
         fits = layout.starts_within(most) * num_envs
         raise UserError(
             "agent.replay_capacity",
-            expected=f"at most {_MAX_ROWS} steps of all slots, so that int32 counts them",
-            found=f"{capacity}, which keeps {rows} of each of env.num_envs = {num_envs}",
+            expected=f"at most {fits} sequences with a start every agent.period = {layout.period} steps, "
+            f"so that int32 counts the steps ({_MAX_ROWS})",
+            found=f"{capacity} sequences, which take {rows * num_envs} steps",
             remedy=f"use at most {fits}" if fits else "lower agent.period or env.num_envs",
         )
 

@@ -19,8 +19,16 @@ from zerocopy_seed.config_tables import structure
 RUN_CONFIG = "config.toml"
 """The file's name in a run directory."""
 
-# What a resume may change, since it does not alter the run's mathematics.
-_FREE_ON_RESUME = ("total_env_steps", "checkpoint", "metrics", "devices", "bridge")
+# Tables and keys that a resume may change, since they do not alter the run's mathematics.
+_FREE_ON_RESUME = (
+    "total_env_steps",
+    "checkpoint",
+    "metrics",
+    "devices",
+    "bridge",
+    "agent.eval_epsilon",
+    "agent.eval_greedy",
+)
 
 
 def load_config(path: str | pathlib.Path, overrides: Sequence[str] = ()) -> Config:
@@ -66,7 +74,7 @@ def resume_differences(old: Config, new: Config) -> list[tuple[str, Any, Any]]:
     return [
         (path, before.get(path, "nothing"), after.get(path, "nothing"))
         for path in dict.fromkeys(paths)
-        if path.split(".")[0] not in _FREE_ON_RESUME and before.get(path) != after.get(path)
+        if not {path, path.split(".")[0]} & set(_FREE_ON_RESUME) and before.get(path) != after.get(path)
     ]
 
 

@@ -24,6 +24,8 @@ from zerocopy_seed.config_keys import (
     without_range,
 )
 
+_SETTINGS_OF_R2D2 = ("dqn", "double_dqn", "prioritized_dqn", "apex_dqn")
+
 
 @dataclasses.dataclass(frozen=True)
 class Flag:
@@ -57,7 +59,13 @@ def structure(kind: Any, value: Any, path: str, file: str) -> Any:
 
 def _structure_table(variants: list[type], value: Any, path: str, file: str) -> Any:
     if not isinstance(value, dict):
-        raise UserError(f"{path} ({_source(value, file)})", expected="a table", found=_show(value))
+        named = "name" in field_types(variants[0])
+        raise UserError(
+            f"{path} ({_source(value, file)})",
+            expected="a table",
+            found=_show(value),
+            remedy=f"did you mean {path}.name?" if named else "",
+        )
     variant = _choose(variants, value, path, file)
     hints = field_types(variant)
     prefix = f"{path}." if path else ""
@@ -130,7 +138,8 @@ def _check(kind: Any, value: Any, subject: str) -> Any:
         return value
     if typing.get_origin(kind) is tuple:
         if not isinstance(value, list):
-            raise UserError(subject, expected=describe(kind), found=_show(value))
+            remedy = f"write [{value}]" if type(value) is int else ""
+            raise UserError(subject, expected=describe(kind), found=_show(value), remedy=remedy)
         element = typing.get_args(kind)[0]
         return tuple(_check(element, inner, f"{subject}[{place}]") for place, inner in enumerate(value))
     if kind is float and type(value) is int:
@@ -148,7 +157,11 @@ def _choice_remedy(choices: tuple[Any, ...], value: Any) -> str:
     if any(isinstance(choice, bool) for choice in choices) and bare.lower() in spelled:
         quoted = " without quotes" if bare.lower() in spelled.values() else ""
         return f"write {spelled[bare.lower()]}{quoted}"
-    return did_you_mean(value, [c for c in choices if isinstance(c, str)]) if isinstance(value, str) else ""
+    if not isinstance(value, str):
+        return ""
+    if "r2d2" in choices and (variant := nearest(bare.replace("-", "_"), _SETTINGS_OF_R2D2)):
+        return f"it is a setting of r2d2: see configs/{variant}_*.toml"
+    return did_you_mean(value, [choice for choice in choices if isinstance(choice, str)])
 
 
 def _type_remedy(kind: Any, value: Any) -> str:
@@ -156,6 +169,10 @@ def _type_remedy(kind: Any, value: Any) -> str:
         return f"write {int(value)}"
     if kind in (int, float) and isinstance(value, str) and _number(value) is not None:
         return "write it without quotes"
+    if kind is int and isinstance(value, str) and "," in value:
+        return f"on the command line write {' '.join(value.replace(',', ' ').split())}"
+    if kind is bool and type(value) is int and value in (0, 1):
+        return f"write {str(bool(value)).lower()}"
     if kind is bool and isinstance(value, str) and value.lower() in ("true", "false"):
         return f"write {value.lower()} without quotes"
     return ""

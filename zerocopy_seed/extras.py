@@ -19,7 +19,7 @@ EXTRAS = {
     ),
     "brax": ("brax",),
     "atari": ("gymnasium", "ale_py"),
-    "video": ("imageio", "imageio_ffmpeg"),
+    "video": ("imageio", "imageio_ffmpeg", "pygame"),
 }
 """Modules of each extra, by import name."""
 

@@ -9,7 +9,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from zerocopy_envs.errors import UserError
+from zerocopy_envs.trees import named_leaves
 from zerocopy_envs.types import EnvironmentSpec, TimeStep
 from zerocopy_seed.keys import Stream, slot_keys
 from zerocopy_seed.loops.run_checkpoint import restore_acting
@@ -23,7 +26,8 @@ class Policy:
     Attributes:
       spec: of the environment it was trained on.
       initial_state: number of slots B (and a seed) -> AgentState [B].
-      step: TimeStep [B] and AgentState [B] -> actions [B], AgentState. FIRST resets a slot's memory.
+      step: TimeStep [B] and AgentState [B] -> actions [B], AgentState. FIRST resets a slot's memory. Raises
+        UserError if a field does not fit the spec.
     """
 
     spec: EnvironmentSpec
@@ -53,6 +57,40 @@ def load_policy(run_dir: str | pathlib.Path, *, step: int | None = None) -> Poli
         return action, state
 
     def policy_step(timestep: TimeStep, state: AgentState) -> tuple[Array, AgentState]:
+        _check_timestep(environment.spec, timestep, state.recurrent.last_action.shape[0])
         return act(params, timestep, state)
 
     return Policy(environment.spec, initial_state, policy_step)
+
+
+def _check_timestep(spec: EnvironmentSpec, timestep: TimeStep, num_slots: int) -> None:
+    """Refuses a timestep whose fields do not fit the spec; 64 bits pass for 32, as JAX takes them.
+
+    Raises:
+      UserError: naming the field.
+    """
+    for name in ("step_type", "reward", "discount"):
+        found = np.shape(getattr(timestep, name))
+        if found != (num_slots,):
+            raise UserError(
+                f"timestep.{name}",
+                expected=f"shape {[num_slots]}, one for each slot of the state",
+                found=f"shape {list(found)}",
+            )
+    wanted = dict(named_leaves(spec.observation, "timestep.observation"))
+    given = dict(named_leaves(timestep.observation, "timestep.observation"))
+    if wanted.keys() != given.keys():
+        raise UserError(
+            "timestep.observation",
+            expected=", ".join(wanted),
+            found=", ".join(given) or "nothing",
+            remedy="give it the form of policy.spec.observation",
+        )
+    for path, leaf in wanted.items():
+        dtype, shape = jnp.result_type(given[path]), np.shape(given[path])
+        if (dtype, shape) != (leaf.dtype, (num_slots, *leaf.shape)):
+            raise UserError(
+                path,
+                expected=f"{leaf.dtype}{[num_slots, *leaf.shape]}, of policy.spec and the state's slots",
+                found=f"{dtype}{list(shape)}",
+            )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from ale_py import AtariVectorEnv, roms
@@ -13,12 +14,11 @@ from zerocopy_envs.errors import UserError
 from zerocopy_envs.host_steps import check_actions, check_num_envs, check_seeds, make_timestep
 from zerocopy_envs.types import ArraySpec, DiscreteAction, EnvironmentSpec, TimeStep
 
-_FRAME = ArraySpec((84, 84), np.uint8, 0, 255)
 _LARGEST_SEED = 2**31 - 1
 
 
 class AleEnvironment:
-    """`num_envs` copies of an Atari game: one 84 x 84 grey frame a step, rewards as the game counts them.
+    """`num_envs` copies of an Atari game: one grey frame a step (84 x 84), rewards as the game counts them.
 
     The emulators start at the first `reset`, so that a listing does not wait for them. At a truncation the
     observation is the last frame; at the end of a game it is ALE's, which may be some frames old.
@@ -41,12 +41,15 @@ class AleEnvironment:
         episodic_life: bool,
         max_num_frames_per_episode: int,
         num_threads: int,
+        picture_size: int,
+        render_mode: str,
     ):
         self._name = f"ale:{game}"
         self._rom = {rom.title().replace("_", ""): rom for rom in roms.get_all_rom_ids()}[game]
         action = DiscreteAction(num_actions(game, full_action_space))
+        frame = ArraySpec((picture_size, picture_size), np.uint8, 0, 255)
         self._max_steps = -(-max_num_frames_per_episode // frameskip)
-        self.spec = EnvironmentSpec(_FRAME, action, self._max_steps, frameskip)
+        self.spec = EnvironmentSpec(frame, action, self._max_steps, frameskip)
         self.num_envs = num_envs
         self._settings = {
             "frameskip": frameskip,
@@ -55,11 +58,16 @@ class AleEnvironment:
             "noop_max": noop_max,
             "episodic_life": episodic_life,
             "num_threads": num_threads,
+            "img_height": picture_size,
+            "img_width": picture_size,
             # ALE's own truncation shows a picture of earlier frames, so it must never come first.
             "max_num_frames_per_episode": (self._max_steps + 2) * frameskip,
             "maxpool": frameskip > 1,
         }
         self._emulators: AtariVectorEnv | None = None
+        # Frames in colour come from second emulators, which get the same seeds and actions.
+        self._twins: AtariVectorEnv | None = None
+        self.render = self._render if render_mode else None
         self._pending = False
 
     def reset(self, seeds: Sequence[int]) -> TimeStep:
@@ -68,8 +76,14 @@ class AleEnvironment:
         emulators = self._emulators = self._emulators or self._start()
         if self._pending:
             emulators.recv()
+            if self._twins is not None:
+                self._twins.recv()
             self._pending = False
-        frames, _ = emulators.reset(seed=np.array([seed % _LARGEST_SEED for seed in whole]))
+        own_seeds = np.array([seed % _LARGEST_SEED for seed in whole])
+        frames, _ = emulators.reset(seed=own_seeds)
+        if self.render is not None:
+            self._twins = self._twins or self._start(img_height=210, img_width=160, grayscale=False)
+            self._colors, _ = self._twins.reset(seed=own_seeds)
         self._age = np.zeros(self.num_envs, np.int64)
         self._ended = self._truncated = np.zeros(self.num_envs, bool)
         nothing = np.zeros(self.num_envs)
@@ -81,6 +95,8 @@ class AleEnvironment:
             raise UserError(f"{self._name}: send", expected="a reset or recv before it")
         actions = check_actions(self._name, self.spec.action, actions, self.num_envs)
         self._emulators.send(actions.astype(np.int32))
+        if self._twins is not None:
+            self._twins.send(actions.astype(np.int32))
         self._pending = True
 
     def recv(self) -> tuple[np.ndarray, TimeStep]:
@@ -90,6 +106,10 @@ class AleEnvironment:
         frames, reward, terminated, _, information = self._emulators.recv()
         self._pending = False
         first = self._ended
+        if self._twins is not None:
+            self._colors = self._twins.recv()[0]
+            if self._truncated.any():
+                self._colors, _ = self._twins.reset(options={"reset_mask": self._truncated})
         if self._truncated.any():
             # ALE does not know of our truncation and has stepped these slots once more.
             frames, information = self._emulators.reset(options={"reset_mask": self._truncated})
@@ -102,9 +122,15 @@ class AleEnvironment:
 
     def close(self) -> None:
         """Stops ALE's threads."""
-        self._emulators, self._pending = None, False
+        self._emulators, self._twins, self._pending = None, None, False
 
-    def _start(self) -> AtariVectorEnv:
+    def _render(self) -> np.ndarray:
+        """The screens in colour, uint8 [N, 210, 160, 3]."""
+        if self._twins is None:
+            raise UserError(f"{self._name}: render", expected="a reset before it")
+        return np.array(self._colors[:, 0])
+
+    def _start(self, **screen: Any) -> AtariVectorEnv:
         emulators = AtariVectorEnv(
             self._rom,
             self.num_envs,
@@ -113,6 +139,7 @@ class AleEnvironment:
             use_fire_reset=False,
             autoreset_mode=AutoresetMode.NEXT_STEP,
             **self._settings,
+            **screen,
         )
         expected = (AutoresetMode.NEXT_STEP, self.spec.action)
         found = (
@@ -135,6 +162,8 @@ def make_environment(
     episodic_life: bool = False,
     max_num_frames_per_episode: int = 108_000,
     num_threads: int = 0,
+    picture_size: int = 84,
+    render_mode: str = "",
 ) -> AleEnvironment:
     """The `ale` suite's factory. The defaults are those of `ALE/...-v5` (arXiv:1709.06009).
 
@@ -149,6 +178,8 @@ def make_environment(
       max_num_frames_per_episode: the episode is truncated once so many frames have passed, counted in whole
         steps after the opening: 108,000 are 27,000 steps at a frameskip of 4.
       num_threads: of ALE; 0 for one per core, at most one per copy.
+      picture_size: rows, and columns, to which the screen is scaled.
+      render_mode: "rgb_array" for environments that render, at twice the work.
 
     Raises:
       UserError: a value out of range.
@@ -160,9 +191,16 @@ def make_environment(
         ("noop_max", noop_max, 0),
         ("max_num_frames_per_episode", max_num_frames_per_episode, 1),
         ("num_threads", num_threads, 0),
+        ("picture_size", picture_size, 1),
     ):
         if value < minimum:
             raise UserError(f"{full_name}: setting {setting!r}", expected=f">= {minimum}", found=str(value))
+    if render_mode not in ("", "rgb_array"):
+        raise UserError(
+            f"{full_name}: setting 'render_mode'",
+            expected="'rgb_array', or '' for none",
+            found=repr(render_mode),
+        )
     if not 0 <= repeat_action_probability <= 1:
         raise UserError(
             f"{full_name}: setting 'repeat_action_probability'",
@@ -179,4 +217,6 @@ def make_environment(
         episodic_life=episodic_life,
         max_num_frames_per_episode=max_num_frames_per_episode,
         num_threads=num_threads,
+        picture_size=picture_size,
+        render_mode=render_mode,
     )

@@ -61,6 +61,8 @@ class GymnasiumEnvironment:
         limit = registered.max_episode_steps if registered else None
         self.spec = EnvironmentSpec(observation, action, limit)
         self.num_envs = num_envs
+        modes = {copy.render_mode for copy in self._environments.envs}
+        self.render = self._render if modes == {"rgb_array"} else None
         self._slots = np.arange(num_envs)
         self._ended = np.zeros(num_envs, bool)
         self._timestep: TimeStep | None = None
@@ -88,6 +90,10 @@ class GymnasiumEnvironment:
         if timestep is None:
             raise UserError(f"{self._name}: recv", expected="a send before it")
         return self._slots.copy(), timestep
+
+    def _render(self) -> np.ndarray:
+        """What every slot looks like now, uint8 [N, H, W, 3]."""
+        return np.stack([np.asarray(copy.render(), np.uint8) for copy in self._environments.envs])
 
     def close(self) -> None:
         """Closes every copy."""

@@ -25,6 +25,7 @@ import numpy as np
 
 from zerocopy_envs.deferred_plotting import deferred_plotting
 from zerocopy_envs.errors import UserError
+from zerocopy_envs.gymnax_drawing import DRAWINGS
 from zerocopy_envs.settings import check_settings, signature_settings
 from zerocopy_envs.types import (
     ActionSpec,
@@ -70,6 +71,8 @@ class GymnaxEnvironment:
         self._low, self._high, action = _read_action_space(name, environment.action_space(params))
         self._num_positions, observation = _read_observation_space(name, environment, params)
         self.spec = EnvironmentSpec(observation, action, int(params.max_steps_in_episode))
+        drawing = DRAWINGS.get(name)
+        self.render = None if drawing is None else lambda state: drawing(state.inner)
         self._draws = self._step_draws()
         self._types = self._state_types()
 

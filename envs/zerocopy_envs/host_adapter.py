@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -31,6 +31,8 @@ class HostedEnvironment:
         # Bound methods of one object are equal, so jit finds the programs of another instance.
         self._reset, self._step = jax.jit(environment.reset), jax.jit(environment.step)
         self._state: Any = None
+        draw = getattr(environment.environment, "render", None)
+        self.render = None if draw is None else lambda: self._draw(draw)
         self._timestep: TimeStep | None = None
 
     @property
@@ -59,6 +61,10 @@ class HostedEnvironment:
         if timestep is None:
             raise UserError(f"{self._name}: recv", expected="a send before it")
         return np.arange(self.num_envs), jax.device_get(timestep)
+
+    def _draw(self, draw: Callable[[Any], Any]) -> np.ndarray:
+        """The environment's `render(state)` of every slot, uint8 [N, H, W, 3]."""
+        return np.asarray(jax.vmap(draw)(self._state.environment))
 
     def close(self) -> None:
         """Forgets the state."""

@@ -107,7 +107,8 @@ class Environment(Protocol):
 
     `step` after a LAST is undefined; `wrappers.Vectorized` turns any of these into many that reset.
     Randomness lives in the state, which keeps a key. `reset` and `step` return identical types
-    (shapes, dtypes, no weak types), so that a scan over `step` compiles once.
+    (shapes, dtypes, no weak types), so that a scan over `step` compiles once. One that can be drawn also has
+    `render(state) -> uint8 [H, W, 3]`; None there says that it cannot.
     """
 
     @property
@@ -124,7 +125,8 @@ class HostEnvironment(Protocol):
     `send` starts a step of every slot that `recv` last returned; `recv` waits for some of them.
     `reset(seeds)` takes one seed per slot and returns the FIRST timesteps [N]. Arrays that `reset` and `recv`
     return are the caller's: no later call writes into them. `close` frees what it holds. A factory takes the
-    number of environments as `num_envs`.
+    number of environments as `num_envs`. One that can be drawn also takes `render_mode`, and asked for
+    "rgb_array" makes environments with a method `render() -> uint8 [N, H, W, 3]`, the slots as they are now.
     """
 
     @property

@@ -493,7 +493,9 @@ def test_q_values_of_two_heads():
 @pytest.mark.parametrize("action", [MultiDiscreteAction((3, 2)), BoundedAction((2,))])
 def test_other_actions_are_refused_in_one_line(action):
     spec = dataclasses.replace(Stretches.spec, action=action)
-    with pytest.raises(UserError, match=r"^environment's action \w+\(.*\): expected a discrete .*; \w+"):
+    with pytest.raises(
+        UserError, match=r"^env\.name: expected .* one discrete action .* found one of \w+ .*; \w+"
+    ):
         make_agent(CONFIG, LSTM, spec, num_slots=SLOTS)
 
 

@@ -4,6 +4,7 @@ import ale_py
 import gymnasium
 import numpy as np
 import pytest
+from PIL import Image
 
 from zerocopy_envs import ArraySpec, DiscreteAction, StepType, UserError, environment_names, make
 from zerocopy_envs.testing import check_environment
@@ -119,3 +120,26 @@ def test_an_action_that_would_hang_is_refused():
     with pytest.raises(UserError, match="slot 1: action: expected 0 <= action < 6, found 6"):
         pong.send(np.array([0, 6], np.int32))
     pong.close()
+
+
+def test_a_game_in_colour_is_the_game_that_is_played():
+    environment = make("ale:Breakout", num_envs=2, render_mode="rgb_array", noop_max=9)
+    plain = make("ale:Breakout", num_envs=2, noop_max=9)
+    assert plain.render is None
+    rng = np.random.default_rng(0)
+    timestep = environment.reset([3, 4])
+    plain.reset([3, 4])
+    for _ in range(40):
+        colors = environment.render()
+        assert colors.shape == (2, 210, 160, 3) and colors.dtype == np.uint8
+        grey = np.asarray(
+            [Image.fromarray(slot).convert("L").resize((84, 84), Image.Resampling.BOX) for slot in colors]
+        )
+        assert np.abs(grey.astype(float) - timestep.observation).mean() < 2
+        actions = rng.integers(0, 4, 2)
+        environment.send(actions)
+        plain.send(actions)
+        (_, timestep), (_, expected) = environment.recv(), plain.recv()
+        np.testing.assert_array_equal(timestep.observation, expected.observation)
+    environment.close()
+    plain.close()

@@ -6,9 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from PIL import Image, ImageSequence
 from small_runs import CATCH, LSTM
 
 from zerocopy_envs.errors import UserError
+from zerocopy_envs.host_adapter import HostedEnvironment
 from zerocopy_envs.types import StepType, TimeStep
 from zerocopy_seed import cli
 from zerocopy_seed.agents import make_agent
@@ -195,6 +197,34 @@ def test_another_environment_must_have_the_same_spec(trained):
         evaluate_run(trained, num_episodes=1, env="gymnax:CartPole-v1")
 
 
+def hosted_board(num_envs=1):
+    return HostedEnvironment(make_environment(CONFIG.env), num_envs)
+
+
+def test_a_video_shows_one_episode(trained, tmp_path, capsys):
+    path = tmp_path / "episode.gif"
+    path.write_bytes(b"old")
+    words = [
+        "evaluate",
+        str(trained),
+        "--episodes",
+        "1",
+        "--env",
+        f"{__name__}:hosted_board",
+        "--video",
+        str(path),
+    ]
+    assert cli.main(words) == 0
+    assert f"{path}: 3 steps, return " in capsys.readouterr().out
+    with Image.open(path) as video:
+        assert len(ImageSequence.all_frames(video)) == 4 and video.size == (159, 212)
+        for row in range(4):
+            video.seek(row)
+            board = np.asarray(video.convert("L"))[26::53, 26::53]
+            assert board.shape == (4, 3) and (board[row] > 200).any(), "the ball falls a row a step"
+    assert [*tmp_path.iterdir()] == [path]
+
+
 def test_json_comes_last_and_whole(trained, capsys):
     assert cli.main(["evaluate", str(trained), "--episodes", "8", "--seed", "5", "--json"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -245,6 +275,23 @@ def test_a_policy_acts_on_numpy_timesteps(trained):
         np.testing.assert_allclose(a[0], b[0], atol=1e-6)
     core = np.concatenate([np.asarray(leaf) for leaf in jax.tree.leaves(state.recurrent.core)], -1)
     assert (core[0] != core[1]).any() and (core[1] == core[2]).all()
+
+
+def test_a_policy_refuses_what_does_not_fit_its_spec(trained):
+    policy = load_policy(trained)
+    state = policy.initial_state(3)
+    fitting = TimeStep(np.zeros(3, np.int8), np.zeros(3), np.ones(3), np.zeros((3, 4, 3)))  # float64 may pass
+    policy.step(fitting, state)
+    boards = r"^timestep\.observation: expected float32\[3, 4, 3\], .* found "
+    for change, message in (
+        ({"observation": np.zeros((3, 5, 3), np.float32)}, boards + r"float32\[3, 5, 3\]$"),
+        ({"observation": np.zeros((4, 3), np.float32)}, boards + r"float32\[4, 3\]$"),
+        ({"observation": np.zeros((3, 4, 3), np.uint8)}, boards + r"uint8\[3, 4, 3\]$"),
+        ({"observation": {"board": np.zeros((3, 4, 3))}}, r"expected timestep.observation, .*board; give it"),
+        ({"reward": 0.0}, r"^timestep\.reward: expected shape \[3\], .* found shape \[\]$"),
+    ):
+        with pytest.raises(UserError, match=message):
+            policy.step(fitting._replace(**change), state)
 
 
 def test_a_policy_of_an_older_checkpoint(trained):

@@ -18,7 +18,7 @@ GB = 10**9
 CONFIG = Config(
     env=EnvConfig("a:b", num_envs=10),
     total_env_steps=1,
-    agent=R2D2Config(unroll_length=20, period=10, sequence_length=10, replay_capacity=10_000),
+    agent=R2D2Config(unroll_length=20, period=10, sequence_length=10, replay_capacity=10_000, batch_size=1),
 )
 
 
@@ -35,6 +35,10 @@ class Device:
 
 def array(size):
     return jax.ShapeDtypeStruct((size,), jnp.uint8)
+
+
+# 6 times a batch of one sequence of 11 rows in float32, and twice 21 rows of 10 slots; a row has 100 kB.
+UPDATE = (6 * 11 * 4 + 2 * 21 * 10) * 100_000
 
 
 def make_state(config=CONFIG, row_bytes=100_000, params=2 * GB, actor=GB):
@@ -76,26 +80,32 @@ def test_bytes_of_arrays_types_and_keys():
 
 
 def test_what_fits_a_device_to_the_byte_passes(available):
-    check_memory(CONFIG, make_state(), [Device(13 * GB)], save_replay=True)
-    message = refusal(devices=[Device(13 * GB - 1)])
+    limit = 13 * GB + UPDATE
+    check_memory(CONFIG, make_state(), [Device(limit)], save_replay=True)
+    message = refusal(devices=[Device(limit - 1)])
     for words in (
-        "agent.replay_capacity: expected a run of at most 13.00 GB, what H200 has",
-        "found 13.00 GB (10.00 GB replay of 10000 sequences, 3.00 GB all else); use at most 9980",
+        "agent.replay_capacity: expected a run of at most 13.07 GB, what H200 has",
+        "found 13.07 GB (10.00 GB replay of 10000 sequences, 3.07 GB all else); use at most 9980",
     ):
         assert words in message
 
 
-def test_a_batch_of_sequences_must_fit_too(available):
-    # A sequence of 11 rows takes 1.1 MB.
+def test_an_update_must_fit_too(available):
+    # A sequence of 11 rows takes 4.4 MB in float32.
     agent = dataclasses.replace(CONFIG.agent, batch_size=100_000)  # type: ignore[type-var]
-    message = refusal(dataclasses.replace(CONFIG, agent=agent), devices=[Device(100 * GB)])
-    assert "agent.batch_size: expected sequences of at most 100.00 GB" in message
-    assert "found 100000, which take 110.00 GB; use at most 90909" in message
+    config = dataclasses.replace(CONFIG, agent=agent)
+    message = refusal(config, devices=[Device(100 * GB)])
+    assert "agent.batch_size: expected an update of at most 100.00 GB, what H200 has" in message
+    assert "found 100000 sequences, with which it takes 2,640.04 GB; lower it" in message
+    assert "takes 1,320.02 GB" in refusal(config, devices=[Device(100 * GB)] * 2)
+    stacked = dataclasses.replace(config, network=dataclasses.replace(config.network, frame_stack=2))
+    # one row more of each sequence, and each row twice
+    assert "takes 5,760.04 GB" in refusal(stacked, devices=[Device(100 * GB)])
 
 
 @pytest.mark.parametrize("limit", [4 * GB, 7 * GB, 12 * GB])
 def test_so_many_sequences_as_it_names_fit_and_no_more(available, limit):
-    fitting = int(refusal(devices=[Device(limit)]).rpartition("use at most ")[2])
+    fitting = int(refusal(devices=[Device(limit)]).rpartition("use at most ")[2].split(",")[0])
     check_memory(
         with_capacity(fitting), make_state(with_capacity(fitting)), [Device(limit)], save_replay=False
     )
@@ -105,43 +115,56 @@ def test_so_many_sequences_as_it_names_fit_and_no_more(available, limit):
 
 
 def test_devices_share_the_replay_and_the_slots_but_not_the_network(available):
-    two = [Device(2 * GB + 5 * GB + GB // 2)] * 2
+    two = [Device(2 * GB + 5 * GB + GB // 2 + UPDATE // 2)] * 2
     check_memory(CONFIG, make_state(), two, save_replay=True)
     message = refusal(devices=[Device(two[0].bytes_limit - 1)] * 2)  # type: ignore[operator]
-    assert "found 7.50 GB (5.00 GB replay of 10000 sequences, 2.50 GB all else)" in message
+    assert "found 7.53 GB (5.00 GB replay of 10000 sequences, 2.53 GB all else)" in message
 
 
 def test_the_host_must_hold_the_copy_on_its_way_to_a_checkpoint(available):
     devices = [Device(100 * GB)]
-    available(10 * GB)
+    available(125 * GB // 10)
     check_memory(CONFIG, make_state(), devices, save_replay=True)
-    available(10 * GB - 1)
+    available(12 * GB)
     check_memory(CONFIG, make_state(), devices, save_replay=False)
     message = refusal(devices=devices, save_replay=True)
-    assert "at most 10.00 GB, what the host has free, found 10.00 GB (10.00 GB its copy" in message
-    assert "use at most 9980, or set checkpoint.replay = false" in message
+    assert "at most 9.80 GB, what is free here, 12.00 GB, less 2.20 GB to compile and run" in message
+    assert "found 10.00 GB (10.00 GB its copy" in message
+    assert "use at most 9800, or set checkpoint.replay = false" in message
 
 
 def test_devices_without_memory_of_their_own_share_the_hosts(available):
     devices = [Device(None)] * 2
     check_memory(CONFIG, make_state(), devices, save_replay=True)  # nothing is known
-    available(2 * 2 * GB + GB + 10 * GB)
+    available(18 * GB)  # of which 15.2 GB are for it
     check_memory(CONFIG, make_state(), devices, save_replay=False)
     message = refusal(devices=devices, save_replay=True)
-    assert "at most 15.00 GB, what is free here, found 25.00 GB" in message
-    assert "10.00 GB its copy while a checkpoint is saved, 5.00 GB all else" in message
-    assert "use at most 5000, or set checkpoint.replay = false" in message
-    available(15 * GB - 1)
-    assert "its copy" not in refusal(devices=devices)
-    assert "checkpoint.replay" not in refusal(devices=devices, save_replay=True)
+    assert "at most 15.20 GB, what is free here, 18.00 GB, less 2.80 GB to compile and run" in message
+    assert "found 25.07 GB" in message
+    assert "10.00 GB its copy while a checkpoint is saved, 5.07 GB all else" in message
+    assert "use at most 5060, or set checkpoint.replay = false" in message
+    available(17 * GB)
+    message = refusal(devices=devices)
+    assert "its copy" not in message and message.endswith(", with checkpoint.replay = false")
+    message = refusal(devices=devices, save_replay=True)
+    assert "checkpoint.replay" not in message
+
+
+def test_a_small_run_has_its_place_on_a_small_machine(available):
+    available(GB)
+    config = with_capacity(1000)
+    check_memory(config, make_state(config, row_bytes=1000, params=4 * 10**8, actor=0), [Device(None)],
+                 save_replay=False)  # fmt: skip
+    message = refusal(config, devices=[Device(None)], row_bytes=1000, params=5 * 10**8, actor=0)
+    assert "at most 0.50 GB, what is free here, 1.00 GB, less 0.50 GB" in message
 
 
 def test_what_is_not_the_replays_fault(available):
     for config in (CONFIG, dataclasses.replace(CONFIG, agent=VTraceConfig())):
         message = refusal(config, devices=[Device(GB)])
         assert message.startswith("env.num_envs: expected a run of at most 1.00 GB")
-        assert "3.00 GB for 10 environments and the network" in message
-    assert "lower env.num_envs as well" in refusal(devices=[Device(3 * GB + 10)])
+        assert "GB for 10 environments, the network and an update" in message
+    assert "lower env.num_envs as well" in refusal(devices=[Device(3 * GB + UPDATE + 10)])
 
 
 def write(root, **files):

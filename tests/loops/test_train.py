@@ -167,6 +167,26 @@ def test_a_resume_may_change_the_rest(tmp_path):
     assert list(tmp_path.glob("events.out.tfevents.*"))
 
 
+def test_a_resume_at_or_past_the_total_does_nothing(run_dir, monkeypatch, capfd):
+    def must_not_run(*_):
+        raise AssertionError("compiled")
+
+    monkeypatch.setattr(train_module, "_compile", must_not_run)
+    monkeypatch.setattr(train_module, "_compile_once", must_not_run)
+    at = read_metrics(run_dir)[-1]["env_steps"]
+
+    def written():
+        return {path: path.stat().st_mtime_ns for path in run_dir.rglob("*") if path.name != ".lock"}
+
+    before = written()
+    for total in (at, 100):
+        assert train(dataclasses.replace(CATCH, total_env_steps=total), run_dir, resume=True) == 0
+        output = capfd.readouterr().out
+        past = f"at or past total_env_steps = {total}"
+        assert output == f"{run_dir} is at {at} env_steps, {past}: nothing to do\n"
+    assert written() == before
+
+
 @pytest.mark.parametrize(
     ("flags", "named"),
     [

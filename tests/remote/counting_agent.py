@@ -8,7 +8,7 @@ from zerocopy_seed.types import ActingParams, Agent, AgentState, Exploration, Re
 SPEC = EnvironmentSpec(ArraySpec((2,), jnp.int32), DiscreteAction(1000))
 
 
-def make_counting_agent(*, stores: bool = False) -> Agent:
+def make_counting_agent(*, stores: bool = False, num_actions: int = 1000) -> Agent:
     """Acts with the number of steps since FIRST plus the parameter; its core is that number."""
 
     def initial_state(keys, slots):
@@ -17,7 +17,7 @@ def make_counting_agent(*, stores: bool = False) -> Agent:
 
     def act(params, state, timestep, mode):
         count = jnp.where(timestep.step_type == StepType.FIRST, 0, state.recurrent.core) + 1
-        action = count + params.network
+        action = (count + params.network) % num_actions
         recurrent = state.recurrent._replace(core=count, last_action=action)
         return action, {"slot": state.exploration.epsilon}, state._replace(recurrent=recurrent)
 

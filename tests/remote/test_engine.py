@@ -1,5 +1,7 @@
 """Streams that go in by pieces come out as whole unrolls, whoever shared a batch with whom."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -200,7 +202,7 @@ def test_requests_of_a_lost_actor_are_forgotten():
 def test_more_actors_compile_nothing_new():
     engine = make_engine(num_slots=32, length=2, max_batch=16)
     engine.warm_up()
-    programs = (engine._step, engine._gather, engine._open)
+    programs: list[Any] = [engine._step, engine._gather, engine._open]
     before = [program._cache_size() for program in programs]
     streams = []
     for _ in range(16):
@@ -218,9 +220,9 @@ def test_more_actors_compile_nothing_new():
 def test_a_step_writes_its_tables_in_place():
     engine = make_engine(num_slots=64, length=200)
     batch = engine._batches[0]
-    compiled = engine._step.lower(engine._tables, PARAMS, *batch.arrays).compile()
+    compiled: Any = engine._step.lower(engine._tables, PARAMS, *batch.arrays).compile()
     tables = sum(leaf.nbytes for leaf in jax.tree.leaves(engine._tables))
-    memory = compiled.memory_analysis()
+    memory: Any = compiled.memory_analysis()
     assert memory.alias_size_in_bytes >= tables
     assert memory.temp_size_in_bytes < tables / 10
 

@@ -15,9 +15,10 @@ from zerocopy_seed.remote.batches import Request
 from zerocopy_seed.remote.engine import Engine
 
 NUM_ENVS, LENGTH, SEED, NUM_UPDATES = 6, 5, 3, 20
-NETWORK = NetworkConfig(
-    hidden_sizes=(16,), core="gru", core_size=8, use_last_action=True, use_last_reward=True
-)
+NETWORKS = {
+    "none": NetworkConfig(hidden_sizes=(8,), use_last_action=True, use_last_reward=True, init="lecun"),
+    "gru": NetworkConfig(hidden_sizes=(8,), core="gru", core_size=8, frame_stack=2, init="lecun"),
+}
 AGENTS = {
     "vtrace": VTraceConfig(unroll_length=LENGTH, learning_rate=1e-2),
     "r2d2": R2D2Config(
@@ -34,14 +35,11 @@ AGENTS = {
 }
 
 
-@pytest.fixture(params=AGENTS)
-def agent_config(request):
-    return AGENTS[request.param]
-
-
-def test_the_bridge_in_lock_step_equals_the_device(agent_config):
+@pytest.mark.parametrize("core", ["none", pytest.param("gru", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", AGENTS)
+def test_the_bridge_in_lock_step_equals_the_device(name, core):
     environment = Vectorized(registry.make("zerocopy:Catch"))
-    agent = make_agent(agent_config, NETWORK, environment.spec, num_slots=NUM_ENVS)
+    agent = make_agent(AGENTS[name], NETWORKS[core], environment.spec, num_slots=NUM_ENVS)
 
     state = init_train_state(agent, environment, SEED, NUM_ENVS)
     update = jax.jit(make_update(agent, environment, LENGTH))

@@ -1,7 +1,7 @@
 """Agents: algorithms as five pure functions over explicit state."""
 
 from zerocopy_envs.types import EnvironmentSpec
-from zerocopy_seed.agents.r2d2 import make_r2d2_agent
+from zerocopy_seed.agents.r2d2 import make_r2d2_agent, require_discrete_action
 from zerocopy_seed.agents.vtrace import make_vtrace_agent
 from zerocopy_seed.config import AgentConfig, NetworkConfig, R2D2Config
 from zerocopy_seed.networks import make_network
@@ -30,6 +30,8 @@ def make_agent(
     Raises:
       UserError: the network does not fit the environment, or cannot be loaded; the agent has no such actions.
     """
+    if isinstance(config, R2D2Config):  # before a network is made for such actions
+        require_discrete_action(spec)
     network = make_network(network_config, spec)
     frame_stack = network_config.frame_stack
     if isinstance(config, R2D2Config):

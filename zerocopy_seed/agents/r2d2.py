@@ -12,7 +12,7 @@ from flax import linen as nn
 from jax import lax
 
 from zerocopy_envs.errors import UserError
-from zerocopy_envs.types import DiscreteAction, EnvironmentSpec, TimeStep
+from zerocopy_envs.types import DiscreteAction, EnvironmentSpec, MultiDiscreteAction, TimeStep
 from zerocopy_seed import replay as replays
 from zerocopy_seed.agents.optimizer import decayed_learning_rate, float_settings, make_optimizer
 from zerocopy_seed.agents.r2d2_loss import initial_mass, q_values, window_loss
@@ -59,6 +59,22 @@ class Target(NamedTuple):
     age: Array
 
 
+def require_discrete_action(spec: EnvironmentSpec) -> None:
+    """Refuses an environment that R2D2 cannot act in.
+
+    Raises:
+      UserError: an action that is not one discrete number.
+    """
+    if not isinstance(spec.action, DiscreteAction):
+        several = isinstance(spec.action, MultiDiscreteAction)
+        raise UserError(
+            "env.name",
+            expected="an environment of one discrete action with agent.name = 'r2d2'",
+            found=f"one of {'several discrete actions' if several else 'continuous actions'}",
+            remedy="choose another, or set agent.name = 'vtrace'",
+        )
+
+
 def make_r2d2_agent(
     config: R2D2Config,
     network: nn.Module,
@@ -74,21 +90,14 @@ def make_r2d2_agent(
       config: its float fields become `LearnerState.settings`, but for the epsilons, which acting reads and
         learning does not; all others are static.
       network: see `zerocopy_seed.networks`; its policy head gives advantages, its value head the value.
-      spec: the environment's; its action is discrete.
+      spec: the environment's; its action is discrete (`require_discrete_action`).
       num_slots: all devices' together; they share the ladder of epsilons and the replay.
       frame_stack: observations seen at once.
       axis_name: mesh axis over which slots are spread, inside `shard_map`; None for one device.
 
     Raises:
-      UserError: an action that is not discrete.
+      UserError: a network with a core, and sequences that begin where its state is not stored.
     """
-    if not isinstance(spec.action, DiscreteAction):
-        raise UserError(
-            f"environment's action {spec.action}",
-            expected="a discrete action with agent.name = 'r2d2'",
-            found="another kind",
-            remedy="set agent.name = 'vtrace', or choose another environment",
-        )
     ladder = epsilon_ladder(num_slots, config.epsilon_base, config.epsilon_alpha)[deal_rungs(num_slots)]
     layout = make_layout(config, num_slots=num_slots, frame_stack=frame_stack)
     # The configuration knows only the default network's core.

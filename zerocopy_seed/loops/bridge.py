@@ -20,7 +20,7 @@ from zerocopy_seed.config import BridgeConfig, Config
 from zerocopy_seed.keys import Stream, stream_key
 from zerocopy_seed.loops.local_actors import LocalActors, deal_environments
 from zerocopy_seed.loops.on_device import Program, TrainState, Window, make_window
-from zerocopy_seed.loops.signals import StopRequest
+from zerocopy_seed.loops.signals import StopRequest, hearing_signals
 from zerocopy_seed.ops import summation
 from zerocopy_seed.ops.counters import as_int
 from zerocopy_seed.remote.bridge import RunDescription
@@ -101,8 +101,8 @@ def bridge_program(
         max_batch=bridge.max_inference_batch,
         first_incarnation=as_int(state.learner.env_steps) % 2**31,
     )
-    call_s = engine.warm_up()
-    learn, store, names = _compile(agent, state.learner, engine.empty_trajectory())
+    call_s = hearing_signals(engine.warm_up)
+    learn, store, names = hearing_signals(lambda: _compile(agent, state.learner, engine.empty_trajectory()))
     is_threaded = bridge.inference == "thread" or (bridge.inference == "auto" and call_s > _CHEAP_S)
     per_actor = deal_environments(config.env.num_envs, bridge.local_actors or 1, bridge.envs_per_actor)
     run_id, address = _read_run_file(run_dir, bridge)

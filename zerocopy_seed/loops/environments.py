@@ -15,14 +15,32 @@ from zerocopy_seed.config import EnvConfig
 
 @dataclasses.dataclass(frozen=True)
 class HostEnvironments:
-    """Environments that step on the host, by name: `make` starts some of them."""
+    """Environments that step on the host, by name: `make` starts some of them.
+
+    Attributes:
+      name: as the registry knows it.
+      settings: of each.
+      spec: of each.
+      owns_loop: `name` gives a spec alone: the simulator joins as an actor by itself and cannot be made here.
+    """
 
     name: str
     settings: dict[str, Any]
     spec: EnvironmentSpec
+    owns_loop: bool = False
 
     def make(self, num_envs: int) -> HostEnvironment:
-        """`num_envs` of them; the caller closes it."""
+        """`num_envs` of them; the caller closes it.
+
+        Raises:
+          UserError: the simulator owns its loop.
+        """
+        if self.owns_loop:
+            raise UserError(
+                f"environment {self.name!r}",
+                expected="an environment",
+                found="the spec of one that steps elsewhere",
+            )
         return registry.make(self.name, num_envs=num_envs, **self.settings)
 
 
@@ -35,7 +53,7 @@ def find_environment(config: EnvConfig) -> Vectorized | HostEnvironments:
     environment = registry.make(config.name, **config.settings)
     kind = registry.environment_kind(environment)
     if kind == "spec":
-        return HostEnvironments(config.name, config.settings, environment)
+        return HostEnvironments(config.name, config.settings, environment, owns_loop=True)
     if kind == "host":
         environment.close()
         return HostEnvironments(config.name, config.settings, environment.spec)

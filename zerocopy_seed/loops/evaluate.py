@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import pathlib
 from typing import Any
@@ -17,11 +18,14 @@ from zerocopy_seed.config_file import load_run_config
 from zerocopy_seed.episodes import make_tracker, track_episodes
 from zerocopy_seed.keys import Stream, slot_keys
 from zerocopy_seed.leaves import tree_sha256
-from zerocopy_seed.loops.environments import make_environment
+from zerocopy_seed.loops.environments import HostEnvironments, find_environment
+from zerocopy_seed.loops.host_play import play_episodes
 from zerocopy_seed.loops.run_checkpoint import restore_acting
+from zerocopy_seed.loops.video import check_video_path, record_video
 from zerocopy_seed.types import ActingParams, Agent, Mode
 
 _MAX_SLOTS = 256
+_MAX_HOST_SLOTS = 64
 _CHUNK = 64
 _MAX_EPISODE_STEPS = 1_000_000  # where an environment sets no limit of its own
 
@@ -58,13 +62,19 @@ class EvaluationResult:
         )
 
 
-def num_evaluation_slots(num_episodes: int) -> int:
-    """The most slots, at most 256, that each play the same number of episodes."""
-    return next(slots for slots in range(min(num_episodes, _MAX_SLOTS), 0, -1) if num_episodes % slots == 0)
+def num_evaluation_slots(num_episodes: int, max_slots: int | None = None) -> int:
+    """The most slots, at most `max_slots` (256 if None), that each play the same number of episodes."""
+    most = min(num_episodes, max_slots or _MAX_SLOTS)
+    return next(slots for slots in range(most, 0, -1) if num_episodes % slots == 0)
 
 
 def evaluate(
-    agent: Agent, environment: Vectorized, params: ActingParams, *, num_episodes: int, seed: int
+    agent: Agent,
+    environment: Vectorized | HostEnvironments,
+    params: ActingParams,
+    *,
+    num_episodes: int,
+    seed: int,
 ) -> EvaluationResult:
     """Plays `num_episodes` whole episodes, the same number from every slot.
 
@@ -72,7 +82,7 @@ def evaluate(
 
     Args:
       agent: acts by `Mode.EVALUATE`.
-      environment: vectorised.
+      environment: vectorised, or host environments, of which some are made.
       params: what acting reads.
       num_episodes: at least 1.
       seed: the same seed plays the same episodes.
@@ -80,6 +90,8 @@ def evaluate(
     Raises:
       UserError: an episode does not end.
     """
+    if isinstance(environment, HostEnvironments):
+        return _evaluate_on_host(agent, environment, params, num_episodes, seed)
     num_slots = num_evaluation_slots(num_episodes)
     per_slot = num_episodes // num_slots
     max_length = environment.spec.max_episode_steps or _MAX_EPISODE_STEPS
@@ -124,6 +136,22 @@ def evaluate(
     return EvaluationResult(np.array(returns).reshape(-1), np.array(lengths).reshape(-1))
 
 
+def _evaluate_on_host(
+    agent: Agent, environments: HostEnvironments, params: ActingParams, num_episodes: int, seed: int
+) -> EvaluationResult:
+    num_slots = num_evaluation_slots(num_episodes, _MAX_HOST_SLOTS)
+    with contextlib.closing(environments.make(num_slots)) as environment:
+        returns, lengths = play_episodes(
+            agent,
+            environment,
+            params,
+            per_slot=num_episodes // num_slots,
+            seed=seed,
+            max_length=environment.spec.max_episode_steps or _MAX_EPISODE_STEPS,
+        )
+    return EvaluationResult(np.array(returns).reshape(-1), np.array(lengths).reshape(-1))
+
+
 def evaluate_run(
     run_dir: pathlib.Path,
     *,
@@ -131,6 +159,7 @@ def evaluate_run(
     seed: int = 0,
     step: int | None = None,
     env: str | None = None,
+    video: pathlib.Path | None = None,
 ) -> EvaluationResult:
     """Evaluates the checkpoint of a run directory, reading only its `config.toml` and `acting` item.
 
@@ -140,18 +169,23 @@ def evaluate_run(
       seed: the same seed plays the same episodes.
       step: which checkpoint; None takes the newest intact one.
       env: another environment with the same spec.
+      video: where to show the first slot's first episode, a .gif or .mp4; recorded before the evaluation.
 
     Raises:
-      UserError: no such run or checkpoint, or an environment that does not fit.
+      UserError: no such run or checkpoint, or an environment that does not fit or cannot be shown.
     """
     if num_episodes < 1:
         raise UserError("--episodes", expected="at least 1", found=str(num_episodes))
+    if video is not None:
+        check_video_path(video)
     agent, environment, checkpoint_step, params = restore_acting(run_dir, step)
+    config = load_run_config(run_dir).env
     if env is not None:
-        config = load_run_config(run_dir).env
-        other = make_environment(dataclasses.replace(config, name=env, settings={}))
+        other = find_environment(dataclasses.replace(config, name=env, settings={}))
         require_same_spec(other, environment, env, config.name)
         environment = other
+    if video is not None:
+        print(record_video(agent, environment, params, video, name=env or config.name, seed=seed), flush=True)
     result = evaluate(agent, environment, params, num_episodes=num_episodes, seed=seed)
     return dataclasses.replace(
         result,
@@ -161,7 +195,12 @@ def evaluate_run(
     )
 
 
-def require_same_spec(environment: Vectorized, trained: Vectorized, name: str, trained_name: str) -> None:
+def require_same_spec(
+    environment: Vectorized | HostEnvironments,
+    trained: Vectorized | HostEnvironments,
+    name: str,
+    trained_name: str,
+) -> None:
     """Refuses an environment whose observation or action differs from what the run was trained on."""
     for field in ("observation", "action"):
         found, expected = getattr(environment.spec, field), getattr(trained.spec, field)

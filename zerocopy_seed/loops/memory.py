@@ -30,7 +30,8 @@ def check_memory(config: Config, state: TrainState, devices: Sequence[Any], *, s
 
     A device that tells its limit must hold its part of the state, and the host the copy of the replay that is
     on its way to a checkpoint. Other devices share the host's memory, where XLA copies a replay that is being
-    saved. Of what a program needs besides its state, only a batch of sequences is counted.
+    saved. Of what an update needs besides the state only R2D2's sequences and unrolls are counted; on the
+    host `_headroom` is left for the rest.
 
     Args:
       config: the experiment.
@@ -42,37 +43,69 @@ def check_memory(config: Config, state: TrainState, devices: Sequence[Any], *, s
       UserError: naming the setting, the figures, and how many sequences would fit.
     """
     replay = num_bytes(state.learner.replay)
-    if isinstance(config.agent, R2D2Config):
-        _require_room_for_batch(config, config.agent, replay, devices)
     everywhere = num_bytes(state.learner) - replay
     spread = num_bytes((state.actor, state.episodes))
+    saved = replay if save_replay else 0
     limit = (devices[0].memory_stats() or {}).get("bytes_limit")
     available = available_memory()
-    saved = replay if save_replay else 0
-    if limit is not None:
-        share = len(devices)
-        other = everywhere + spread // share
-        _require_room(config, replay // share, 0, other, limit, f"what {devices[0].device_kind} has")
-        if available is not None:
-            _require_room(config, 0, saved, 0, available, "what the host has free")
-    elif available is not None:
-        other = everywhere * len(devices) + spread
-        _require_room(config, replay, saved, other, available, "what is free here")
+    host = None if available is None else _usable(available)
+    device = host if limit is None else (limit, f"what {devices[0].device_kind} has")
+    if device is not None and isinstance(config.agent, R2D2Config):
+        spread += _require_room_for_update(config, config.agent, state.learner.replay, len(devices), *device)
+    if limit is None and host is not None:
+        _require_room(config, replay, saved, everywhere * len(devices) + spread, *host)
+    elif device is not None:
+        other = everywhere + spread // len(devices)
+        _require_room(config, replay // len(devices), 0, other, *device)
+        if host is not None:
+            _require_room(config, 0, saved, 0, *host)
 
 
-def _require_room_for_batch(config: Config, agent: R2D2Config, replay: int, devices: Sequence[Any]) -> None:
-    """Refuses a batch of sequences larger than a device's memory; `replay` is in bytes."""
-    limit = (devices[0].memory_stats() or {}).get("bytes_limit", available_memory())
-    layout = make_layout(agent, num_slots=config.env.num_envs, frame_stack=config.network.frame_stack)
-    row = replay / (config.env.num_envs * layout.ring_length)
-    needed = agent.batch_size * (layout.window_length + 1 + layout.context) * row / len(devices)
-    if limit is not None and needed > limit:
+def _headroom(available: int) -> int:
+    """Bytes that stay free of `available`.
+
+    Compiling takes some, unrolls and activations do, copies for checkpoints, and whatever else runs: a tenth
+    for what grows with the run and 1 GB for what does not, but no more than half, which leaves a small run
+    its place on a small machine.
+    """
+    return min(available // 10 + 10**9, available // 2)
+
+
+def _usable(available: int) -> tuple[int, str]:
+    """What of `available` bytes of the host a run's state may take, and why so many."""
+    headroom = _headroom(available)
+    why = f"what is free here, {in_gigabytes(available)}, less {in_gigabytes(headroom)} to compile and run"
+    return available - headroom, why
+
+
+def _require_room_for_update(
+    config: Config, agent: R2D2Config, replay: Any, num_devices: int, limit: int, whose: str
+) -> int:
+    """What an update of all devices takes, about: its sequences as networks read them, and the unrolls.
+
+    Networks read float32 numbers, frames stacked, and two of them keep some between forward and backward: by
+    XLA's account r2d2_atari's update takes 5.9 GB on the CPU, where this says 6.5.
+
+    Raises:
+      UserError: a device's share is larger than `limit`.
+    """
+    frame_stack, num_envs = config.network.frame_stack, config.env.num_envs
+    layout = make_layout(agent, num_slots=num_envs, frame_stack=frame_stack)
+    num_rows = num_envs * layout.ring_length
+    row, row_in_floats = (
+        num_bytes(replay) / num_rows,
+        4 * sum(x.size for x in jax.tree.leaves(replay)) / num_rows,
+    )
+    sequences = row_in_floats * agent.batch_size * (layout.window_length + 1 + layout.context) * frame_stack
+    needed = int(6 * sequences + 2 * row * num_envs * (agent.unroll_length + 1))
+    if needed > limit * num_devices:
         raise UserError(
             "agent.batch_size",
-            expected=f"sequences of at most {in_gigabytes(limit)}, what there is",
-            found=f"{agent.batch_size}, which take {in_gigabytes(needed)}",
-            remedy=f"use at most {int(agent.batch_size * limit / needed)}",
+            expected=f"an update of at most {in_gigabytes(limit)}, {whose}",
+            found=f"{agent.batch_size} sequences, with which it takes {in_gigabytes(needed / num_devices)}",
+            remedy="lower it, agent.sequence_length or env.num_envs",
         )
+    return needed
 
 
 def _require_room(config: Config, replay: int, copy: int, other: int, limit: int, whose: str) -> None:
@@ -86,7 +119,7 @@ def _require_room(config: Config, replay: int, copy: int, other: int, limit: int
         raise UserError(
             "env.num_envs",
             expected=expected,
-            found=f"{in_gigabytes(other)} for {num_envs} environments and the network",
+            found=f"{in_gigabytes(other)} for {num_envs} environments, the network and an update",
             remedy="lower it, or make the network smaller",
         )
     layout = make_layout(agent, num_slots=num_envs, frame_stack=config.network.frame_stack)
@@ -95,6 +128,8 @@ def _require_room(config: Config, replay: int, copy: int, other: int, limit: int
     remedy = f"use at most {fitting}" if fitting else "lower env.num_envs as well"
     if copy and replay + other <= limit:
         remedy += ", or set checkpoint.replay = false"
+    elif not copy and config.checkpoint.replay == "auto":
+        remedy += ", with checkpoint.replay = false"
     parts = (
         (replay, f"replay of {agent.replay_capacity} sequences"),
         (copy, "its copy while a checkpoint is saved"),

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import signal
 import sys
+from collections.abc import Callable
 from types import FrameType
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def hearing_signals(function: Callable[[], T]) -> T:
+    """What `function` returns or raises, called in a thread: signals are heard even where it is no Python.
+
+    The main thread hears signals between two steps of Python, and XLA compiles for minutes in one.
+    """
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result()
 
 
 class StopRequest:
@@ -32,7 +46,8 @@ class StopRequest:
             os._exit(128 + number)
         self.signal_name = signal.Signals(number).name
         print(
-            f"\n{self.signal_name}: saving, then stopping; once more ends at once",
+            f"\n{self.signal_name}: saving, then stopping, after the compilation if one is under way; "
+            "once more ends at once",
             file=sys.stderr,
             flush=True,
         )

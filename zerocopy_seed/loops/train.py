@@ -48,7 +48,7 @@ from zerocopy_seed.loops.run_checkpoint import (
     saves_replay,
 )
 from zerocopy_seed.loops.run_lock import lock_run_dir
-from zerocopy_seed.loops.signals import StopRequest
+from zerocopy_seed.loops.signals import StopRequest, hearing_signals
 from zerocopy_seed.metrics import MetricsWriter
 from zerocopy_seed.ops.counters import as_int
 from zerocopy_seed.plotting import plot_learning_curve
@@ -90,7 +90,7 @@ def _train(config: Config, run_dir: pathlib.Path, resume: bool, stop: StopReques
     has_actors = config.env.place == "actors" or isinstance(environment, HostEnvironments)
     if has_actors:
         act_synchronously()
-        _check_bridge(config)
+        _check_bridge(config, environment)
     spec = environment.spec
     agent = make_agent(config.agent, config.network, spec, num_slots=config.env.num_envs)
     mesh = _make_mesh(config.devices.num_devices)
@@ -106,11 +106,14 @@ def _train(config: Config, run_dir: pathlib.Path, resume: bool, stop: StopReques
         return _with_replay(init(), ())
 
     state_types = jax.eval_shape(init)  # traced before anything is written: what does not fit is refused here
-    save_replay = saves_replay(config.checkpoint, state_types)
     in_memory = state_types
     if has_actors:
         in_memory = state_types._replace(actor=table_types(config, agent, spec, state_types))
-    check_memory(config, in_memory, jax.devices()[: config.devices.num_devices], save_replay=save_replay)
+    devices = jax.devices()[: config.devices.num_devices]
+    # whether a replay is saved is asked only of one that fits
+    check_memory(config, in_memory, devices, save_replay=config.checkpoint.replay is True)
+    save_replay = saves_replay(config.checkpoint, state_types)
+    check_memory(config, in_memory, devices, save_replay=save_replay)
     if mesh is not None:  # one device need not hold all of it, not even at first
         replay_types = spread_types(state_types.learner.replay, mesh)
         state_types = _with_replay(state_types, replay_types)
@@ -124,11 +127,18 @@ def _train(config: Config, run_dir: pathlib.Path, resume: bool, stop: StopReques
     ):
         resumed_at = None
         if resume and saves.steps():
-            resumed_at, state = restore_train_state(saves, state_types, warn=_say)
-            _say(f"resuming {run_dir} at {resumed_at:,} env_steps")
+            notes: list[str] = []
+            resumed_at, state = restore_train_state(saves, state_types, warn=notes.append)
+            if resumed_at >= config.total_env_steps:
+                total = f"total_env_steps = {config.total_env_steps:,}"
+                _say(f"{run_dir} is at {resumed_at:,} env_steps, at or past {total}: nothing to do")
+                return 0
+            for line in (f"resuming {run_dir} at {resumed_at:,} env_steps", *notes):
+                _say(line)
         elif resume:
             _complain(f"{run_dir}: no checkpoint was finished there; starting from the beginning")
         _write_config(config, run_dir)
+        _say("compiling ...")
         began = time.perf_counter()
         if resumed_at is None:
             state = _with_replay(
@@ -175,13 +185,20 @@ def _train(config: Config, run_dir: pathlib.Path, resume: bool, stop: StopReques
     return 1 if failure else 0
 
 
-def _check_bridge(config: Config) -> None:
+def _check_bridge(config: Config, environment: Vectorized | HostEnvironments) -> None:
     parse_address(config.bridge.address, to_listen=True)
     if config.devices.num_devices > 1:
         raise UserError(
             "devices.num_devices",
             expected="1 where environments are in actors",
             found=str(config.devices.num_devices),
+        )
+    if isinstance(environment, HostEnvironments) and environment.owns_loop and config.bridge.local_actors:
+        raise UserError(
+            "bridge.local_actors",
+            expected=f"0, since {config.env.name} is the spec of a simulator that joins by itself",
+            found=str(config.bridge.local_actors),
+            remedy="add --bridge.local-actors 0",
         )
 
 
@@ -206,7 +223,7 @@ def _compile(
         state = shard_train_state(state, mesh)
     window = make_window(len(names))
     lowered = jax.jit(dispatch, donate_argnums=(0, 1)).lower(state, window, jnp.int32(1))
-    return Program(agent, lowered.compile(), names), state
+    return Program(agent, hearing_signals(lowered.compile), names), state
 
 
 def _loop(
@@ -268,7 +285,8 @@ def _next_multiple(value: int, step: int) -> int:
 def _compile_once(function: Callable[[], Any]) -> Callable[[], Any]:
     """Compiles what runs a single time; on the CPU optimising it would take longer than running it."""
     options: Any = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
-    return jax.jit(function).lower().compile(compiler_options=options)
+    lowered = jax.jit(function).lower()
+    return hearing_signals(lambda: lowered.compile(compiler_options=options))
 
 
 def _make_mesh(num_devices: int) -> Mesh | None:

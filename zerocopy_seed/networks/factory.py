@@ -12,7 +12,8 @@ import jax
 from zerocopy_envs.errors import UserError
 from zerocopy_envs.types import BoundedAction, DiscreteAction, EnvironmentSpec
 from zerocopy_seed.config import NetworkConfig
-from zerocopy_seed.networks.conv import MINATAR_CONV, NATURE_CONV, default_conv_method, smallest_picture
+from zerocopy_seed.networks.conv import default_conv_method
+from zerocopy_seed.networks.convolutions import make_convolutions
 from zerocopy_seed.networks.core import GRU, LSTM
 from zerocopy_seed.networks.custom import make_custom_network
 from zerocopy_seed.networks.default import Network
@@ -24,7 +25,6 @@ from zerocopy_seed.types import split_action_mask
 
 _ACTIVATIONS = {"relu": nn.relu, "tanh": nn.tanh, "silu": nn.silu}
 _CORES = {"lstm": LSTM, "gru": GRU}
-_CONVOLUTIONS = {"mlp": (), "minatar_conv": MINATAR_CONV, "nature_conv": NATURE_CONV}
 
 
 def make_network(
@@ -67,11 +67,16 @@ def make_network(
         return make_custom_network(config, spec, num_params)
     scaled_init = functools.partial(dense_init, config.init)
     activation = _ACTIVATIONS[config.activation]
-    conv_layers = _CONVOLUTIONS[config.torso]
-    if conv_layers:
-        _check_pictures(config.torso, observation, config.frame_stack, smallest_picture(conv_layers))
+    convolutions = make_convolutions(config.torso, tuple(config.torso_channels))
+    if convolutions is not None:
+        _check_pictures(config.torso, observation, config.frame_stack, convolutions.smallest_picture)
     torso = Torso(
-        tuple(config.hidden_sizes), activation, scaled_init(2**0.5), conv_layers, default_conv_method()
+        tuple(config.hidden_sizes),
+        activation,
+        scaled_init(2**0.5),
+        convolutions,
+        default_conv_method(),
+        config.standardize_pictures,
     )
     core = _CORES[config.core](config.core_size, scaled_init(1.0)) if config.core != "none" else None
     action = spec.action

@@ -54,6 +54,7 @@ PURE = {
 IMPURE_MODULES = {"grpc", "orbax", "logging", "time", "datetime", "tensorboardX", "matplotlib"}
 JAX_FREE = {
     "zerocopy_seed",
+    "zerocopy_seed.bench.bridge_client",
     "zerocopy_seed.cli",
     "zerocopy_seed.config",
     "zerocopy_seed.config_checks",

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from counting_agent import PARAMS, SPEC, make_counting_agent
 
-from zerocopy_seed.remote.engine import Engine, Request
+from zerocopy_seed.remote.batches import Request
+from zerocopy_seed.remote.engine import Engine
 
 FIRST, MID, LAST = 0, 1, 2
 
@@ -192,6 +193,7 @@ def test_requests_of_a_lost_actor_are_forgotten():
     slots, _ = engine.open_slots(2) or pytest.fail("no slots")
     streams = [Stream(slot, np.random.default_rng(0)) for slot in slots.tolist()]
     send(engine, streams[:1])
+    assert engine.check(slots[:1], np.array([FIRST], np.int8)) is not None  # the first has no answer yet
     send(engine, streams[1:])
     engine.close_slots(slots[:1])
     assert [request.slot.tolist() for request, _ in engine.step()] == [[1]]
@@ -218,7 +220,7 @@ def test_more_actors_compile_nothing_new():
 def test_a_step_writes_its_tables_in_place():
     engine = make_engine(num_slots=64, length=200)
     batch = engine._batches[0]
-    compiled: Any = engine._step.lower(engine._tables, PARAMS, *batch).compile()
+    compiled: Any = engine._step.lower(engine._tables, PARAMS, *batch.arrays).compile()
     tables = sum(leaf.nbytes for leaf in jax.tree.leaves(engine._tables))
     memory: Any = compiled.memory_analysis()
     assert memory.alias_size_in_bytes >= tables
@@ -228,7 +230,7 @@ def test_a_step_writes_its_tables_in_place():
 def test_the_copy_that_goes_up_is_aligned_and_single():
     engine = make_engine(num_slots=20)
     for batch in engine._batches:
-        for leaf in jax.tree.leaves(batch):
+        for leaf in jax.tree.leaves(batch.arrays):
             assert leaf.ctypes.data % 64 == 0
             assert leaf.flags.writeable
 

@@ -11,7 +11,8 @@ from zerocopy_seed.agents import make_agent
 from zerocopy_seed.config import NetworkConfig, R2D2Config, VTraceConfig
 from zerocopy_seed.keys import Stream, stream_key
 from zerocopy_seed.loops.on_device import init_train_state, make_update
-from zerocopy_seed.remote.engine import Engine, Request
+from zerocopy_seed.remote.batches import Request
+from zerocopy_seed.remote.engine import Engine
 
 NUM_ENVS, LENGTH, SEED, NUM_UPDATES = 6, 5, 3, 20
 NETWORKS = {

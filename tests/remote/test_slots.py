@@ -18,6 +18,7 @@ def play(slots, slot, step_type, reward=0.0):
     """One timestep of some slots, answered: (closed, unroll, row)."""
     slot, step_type = np.asarray(slot, np.int32), np.asarray(step_type, np.int8)
     assert slots.check(slot, step_type) is None
+    slots.arrived(slot)
     closed = slots.note(slot, step_type, np.broadcast_to(np.float32(reward), slot.shape))
     unroll, row = slots.begin_rows(slot)
     slots.answered(slot)
@@ -101,8 +102,10 @@ def test_messages_out_of_turn_are_noticed():
     slots = make(2)
     slots.open(2)
     slot = np.array([0, 1], np.int32)
+    assert slots.check(slot, np.array([FIRST, FIRST])) is None
+    slots.arrived(slot)
+    assert slots.check(slot, np.array([FIRST, FIRST])) == ("no message before the answer to the last one", 0)
     slots.note(slot, np.array([FIRST, FIRST], np.int8), np.zeros(2, np.float32))
-    assert slots.check(slot, np.array([MID, MID])) == ("no message before the answer to the last one", 0)
     slots.begin_rows(slot)
     slots.answered(slot)
     play(slots, [1], [LAST])
@@ -174,7 +177,9 @@ def test_there_is_always_room_while_the_learner_waits():
         if not len(some):
             continue
         if slots.num_finished >= 8:
-            slots.learned(slots.take(8).slot)
+            taken = slots.take(8)
+            slots.give_back(taken.unroll)
+            slots.learned(taken.slot)
         assert slots.may_begin(some, 0)
         play(slots, some, np.where(has_begun[some], MID, FIRST))
         has_begun[some] = True

@@ -102,9 +102,7 @@ def bridge_program(
         first_incarnation=as_int(state.learner.env_steps) % 2**31,
     )
     call_s = hearing_signals(engine.warm_up)
-    learn, store, names = hearing_signals(
-        lambda: _compile(agent, state.learner, engine.empty_trajectory())
-    )
+    learn, store, names = hearing_signals(lambda: _compile(agent, state.learner, engine.empty_trajectory()))
     is_threaded = bridge.inference == "thread" or (bridge.inference == "auto" and call_s > _CHEAP_S)
     per_actor = deal_environments(config.env.num_envs, bridge.local_actors or 1, bridge.envs_per_actor)
     run_id, address = _read_run_file(run_dir, bridge)

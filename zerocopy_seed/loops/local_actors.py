@@ -47,6 +47,11 @@ class LocalActors:
                 process.kill()
                 process.wait()
 
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes."""
+        return [process.pid for process in self._processes]
+
     def check(self) -> str:
         """Starts anew those that have ended; why that is of no use, in one line, or ""."""
         for place, process in enumerate(self._processes):

@@ -13,13 +13,14 @@ import numpy as np
 
 from zerocopy_envs.types import EnvironmentSpec
 from zerocopy_seed.remote import bridge_pb2
+from zerocopy_seed.remote.batches import Request
 from zerocopy_seed.remote.codec import (
     ACTIONS_GOODBYE,
     decode_observations,
     encode_actions,
     make_wire_format,
 )
-from zerocopy_seed.remote.engine import Engine, Request
+from zerocopy_seed.remote.engine import Engine
 from zerocopy_seed.remote.errors import ProtocolError, Refused
 from zerocopy_seed.remote.specs import first_difference, spec_from_message, spec_to_message
 from zerocopy_seed.remote.transport import SOFTWARE, VERSION

@@ -7,63 +7,32 @@ driver adds requests and steps, the learner takes trajectories and publishes par
 from __future__ import annotations
 
 import collections
-import dataclasses
 import functools
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from zerocopy_envs.types import EnvironmentSpec, StepType, TimeStep
+from zerocopy_envs.types import EnvironmentSpec
 from zerocopy_seed.keys import Stream, slot_keys
 from zerocopy_seed.remote import tables as device
-from zerocopy_seed.remote.slots import Slots
+from zerocopy_seed.remote.batches import Batch, Request, make_batches
+from zerocopy_seed.remote.slots import Slots, Taken
 from zerocopy_seed.remote.tables import Column, Places
 from zerocopy_seed.types import ActingParams, Agent, Trajectory
 
-_SMALLEST_BATCH = 8
-_ALIGNMENT = 64  # bytes; what JAX reads without a copy, and reads rightly
-
-
-@dataclasses.dataclass(slots=True)
-class Request:
-    """Timesteps of some slots, n rows, that wait for their actions.
-
-    Attributes:
-      slot: int32 [n], each once.
-      step_type: int8 [n].
-      reward: float32 [n].
-      discount: float32 [n].
-      leaves: the observation's arrays [n, ...], in tree order.
-      answer: called with the actions [n, ...].
-      closed: int32 [n], unrolls that these timesteps close; None before they were noted.
-    """
-
-    slot: np.ndarray
-    step_type: np.ndarray
-    reward: np.ndarray
-    discount: np.ndarray
-    leaves: tuple[np.ndarray, ...]
-    answer: Callable[[np.ndarray], None]
-    closed: np.ndarray | None = None
-
-
-class Batch(NamedTuple):
-    """What goes up to the device in one call: buffers of one size, filled from the front."""
-
-    places: Places
-    timestep: TimeStep
+_GATHERED_BYTES = 2**21  # of a trajectory while inference waits: a fraction of a millisecond
 
 
 class Round(NamedTuple):
     """Unrolls for the learner: learn from them, or only store them where an update is not due yet.
 
     Attributes:
-      trajectory: [T, num_slots]; columns past the unrolls are padding.
+      trajectory: [T, num_slots]; columns past the unrolls are padding. The next one is written over it.
       is_due: learn, do not only store.
       slot: int32 [n], whose they are.
     """
@@ -118,8 +87,11 @@ class Engine:
             length=unroll_length,
         )
         self._tables = jax.jit(make)(params)
-        self._batches = [_make_batch(spec, size) for size in _batch_sizes(min(max_batch, num_slots))]
-        self.max_rows = len(self._batches[-1].places.slot)
+        self._trajectory = jax.jit(functools.partial(device.make_trajectory, num_slots))(self._tables)
+        num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(self._trajectory))
+        self._columns = max(1, min(num_slots, _GATHERED_BYTES * num_slots // num_bytes))
+        self._batches = make_batches(spec, min(max_batch, num_slots))
+        self.max_rows = self._batches[-1].size
 
         def open_slots(tables, incarnation, is_opened):
             slots = jnp.arange(num_slots, dtype=jnp.int32)
@@ -129,9 +101,15 @@ class Engine:
             environment_keys = slot_keys(seed, Stream.ENVIRONMENT, slots, incarnation)
             return tables, jax.random.key_data(environment_keys)
 
-        self._step = jax.jit(functools.partial(device.step, agent), donate_argnums=0)
-        self._close = jax.jit(device.close, donate_argnums=0)
-        self._gather = jax.jit(device.gather)
+        def step(tables, params, places, scalars, observation):
+            return device.step(agent, tables, params, Places(*places), scalars, observation)
+
+        def close(tables, places, scalars, observation):
+            return device.close(tables, Places(*places).closed, scalars, observation)
+
+        self._step = jax.jit(step, donate_argnums=0)
+        self._close = jax.jit(close, donate_argnums=0)
+        self._gather = jax.jit(device.gather_into, donate_argnums=0)
         self._open = jax.jit(open_slots, donate_argnums=0)
 
         self._lock = threading.Lock()
@@ -163,6 +141,11 @@ class Engine:
         return slots, (words[:, 0] << np.uint64(32)) | words[:, 1]
 
     @property
+    def num_slots(self) -> int:
+        """Environments that there is room for, S."""
+        return self._slots.num_slots
+
+    @property
     def num_free(self) -> int:
         """Slots that nobody has."""
         return self._slots.num_free
@@ -184,6 +167,7 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """A request that was checked; at most `max_rows` rows."""
+        self._slots.arrived(request.slot)
         self._pending.append(request)
 
     @property
@@ -200,15 +184,15 @@ class Engine:
             requests, num_rows = self._admit()
             if not requests:
                 return []
-            batch = next(batch for batch in self._batches if len(batch.places.slot) >= num_rows)
-            _fill(batch, requests)
-            self._assign(batch.places, requests, num_rows)
-            self._tables, action = self._step(self._tables, self._params, batch.places, batch.timestep)
+            batch = self._batch_for(num_rows)
+            batch.fill(requests)
+            self._assign(batch, requests, num_rows)
+            self._tables, action = self._step(self._tables, self._params, *batch.arrays)
             actions = np.asarray(action)  # waits: from here on the buffers are free again
             self._num_calls += 1
             self._num_rows += num_rows
-            self._slots.answered(batch.places.slot[:num_rows])
-            if self._slots.num_finished:
+            self._slots.answered(batch.slot[:num_rows])
+            if not self._slots.is_bounded and self._is_ready():
                 self._changed.notify_all()
         answers, begin = [], 0
         for request in requests:
@@ -230,22 +214,19 @@ class Engine:
             if not self._is_ready():
                 return None
             taken = self._slots.take(self._slots.num_slots)
-            num_slots, count = self._slots.num_slots, len(taken.slot)
-            column = self._padding()
-            column.unroll[:count], column.slot[:count] = taken.unroll, taken.slot
-            column.continues[:count] = taken.continues
-            trajectory = self._gather(self._tables, column)
-            self._lags.append(taken.lag)
             is_due = True
             if self._agent.store is not None:
-                self._num_stored += count
-                is_due = self._num_stored >= num_slots
-                self._num_stored -= num_slots * is_due
+                self._num_stored += len(taken.slot)
+                is_due = self._num_stored >= self._slots.num_slots
+                self._num_stored -= self._slots.num_slots * is_due
+        self._gather_all(taken)
+        with self._lock:
+            self._lags.append(taken.lag)
+            self._slots.give_back(taken.unroll)
             if not is_due:
                 self._slots.learned(taken.slot)
-        if not is_due:
-            self.wake()
-        return Round(trajectory, is_due, taken.slot)
+        self.wake()
+        return Round(self._trajectory, is_due, taken.slot)
 
     def publish(self, params: ActingParams, slot: np.ndarray) -> None:
         """What acting reads from now on, after an update from unrolls of slots [n]."""
@@ -260,27 +241,25 @@ class Engine:
         seconds = 0.0
         with self._lock:
             for batch in self._batches:
-                batch.places.slot[:] = self._slots.num_slots
-                batch.places.unroll[:] = batch.places.closed[:] = self._slots.num_unrolls
-                batch.places.row[:] = 0
+                batch.slot[:] = self._slots.num_slots
+                batch.unroll[:] = batch.closed[:] = self._slots.num_unrolls
+                batch.row[:] = 0
                 for _ in range(3):
                     began = time.perf_counter()
-                    self._tables, action = self._step(
-                        self._tables, self._params, batch.places, batch.timestep
-                    )
+                    self._tables, action = self._step(self._tables, self._params, *batch.arrays)
                     np.asarray(action)
                     seconds = time.perf_counter() - began
                 if self._slots.is_bounded:
-                    self._tables = self._close(self._tables, batch.places.closed, batch.timestep)
+                    self._tables = self._close(self._tables, *batch.arrays)
             incarnation = self._slots.incarnation.astype(np.uint32)
             self._tables, _ = self._open(self._tables, incarnation, np.zeros(self._slots.num_slots, bool))
-        jax.block_until_ready(self.empty_trajectory())
+        self._gather_all(None)
         return seconds
 
     def empty_trajectory(self) -> Trajectory:
-        """One of padding alone, [T, num_slots]."""
-        with self._lock:
-            return self._gather(self._tables, self._padding())
+        """One of padding alone, [T, num_slots], until the next is taken."""
+        self._gather_all(None)
+        return self._trajectory
 
     def figures(self) -> dict[str, float]:
         """What happened since the last call, for a line of metrics."""
@@ -307,13 +286,23 @@ class Engine:
             row["policy_lag"], row["policy_lag_max"] = float(lags.mean()), int(lags.max())
         return row
 
-    def _padding(self) -> Column:
+    def _gather_all(self, taken: Taken | None) -> None:
+        """Gathers unrolls, and padding behind them, some at a time so that inference never waits long."""
         num_slots = self._slots.num_slots
-        return Column(
+        column = Column(
             unroll=np.full(num_slots, self._slots.num_unrolls, np.int32),
             slot=np.full(num_slots, num_slots, np.int32),
             continues=np.zeros(num_slots, bool),
         )
+        if taken is not None:
+            for all_columns, columns in zip(column, (taken.unroll, taken.slot, taken.continues), strict=True):
+                all_columns[: len(columns)] = columns
+        for end in range(self._columns, num_slots + self._columns, self._columns):
+            begin = min(end, num_slots) - self._columns
+            some = Column(*(columns[begin : begin + self._columns].copy() for columns in column))
+            with self._lock:
+                self._trajectory = self._gather(self._trajectory, self._tables, some, np.int32(begin))
+                jax.block_until_ready(self._trajectory)
 
     def _is_ready(self) -> bool:
         slots = self._slots
@@ -354,70 +343,28 @@ class Engine:
             closed = self._slots.note(request.slot, request.step_type, request.reward)
             request.closed = np.full_like(closed, nowhere)
             if (closed != nowhere).any():
-                batch = next(b for b in self._batches if len(b.places.slot) >= len(closed))
-                _fill(batch, [request])
-                batch.places.closed[: len(closed)] = closed
-                batch.places.closed[len(closed) :] = nowhere
-                self._tables = self._close(self._tables, batch.places.closed, batch.timestep)
+                batch = self._batch_for(len(closed))
+                batch.fill([request])
+                batch.closed[: len(closed)] = closed
+                batch.closed[len(closed) :] = nowhere
+                self._tables = self._close(self._tables, *batch.arrays)
                 jax.block_until_ready(self._tables)  # from here on the buffers are free again
                 self._changed.notify_all()
 
-    def _assign(self, places: Places, requests: list[Request], num_rows: int) -> None:
+    def _batch_for(self, num_rows: int) -> Batch:
+        return next(batch for batch in self._batches if batch.size >= num_rows)
+
+    def _assign(self, batch: Batch, requests: list[Request], num_rows: int) -> None:
         """Where the rows of a batch go; the rest is padding."""
         slots = self._slots
-        slot = places.slot[:num_rows]
+        slot = batch.slot[:num_rows]
         begin = 0
         for request in requests:
             end = begin + len(request.slot)
             if request.closed is None:
                 request.closed = slots.note(request.slot, request.step_type, request.reward)
-            places.closed[begin:end] = request.closed
+            batch.closed[begin:end] = request.closed
             begin = end
-        places.unroll[:num_rows], places.row[:num_rows] = slots.begin_rows(slot)
-        places.slot[num_rows:] = slots.num_slots
-        places.unroll[num_rows:] = places.closed[num_rows:] = slots.num_unrolls
-
-
-def _fill(batch: Batch, requests: list[Request]) -> None:
-    """Copies requests into a batch: the one copy that an observation gets on the host."""
-    step_type, reward, discount, observation = batch.timestep
-    leaves = jax.tree.leaves(observation)
-    begin = 0
-    for request in requests:
-        end = begin + len(request.slot)
-        batch.places.slot[begin:end] = request.slot
-        step_type[begin:end] = request.step_type
-        reward[begin:end] = request.reward
-        discount[begin:end] = request.discount
-        for buffer, rows in zip(leaves, request.leaves, strict=True):
-            buffer[begin:end] = rows
-        begin = end
-
-
-def _batch_sizes(most: int) -> list[int]:
-    """Powers of two from the smallest batch to the first that holds `most` rows."""
-    sizes = [_SMALLEST_BATCH]
-    while sizes[-1] < most:
-        sizes.append(2 * sizes[-1])
-    return sizes
-
-
-def _make_batch(spec: EnvironmentSpec, size: int) -> Batch:
-    def empty(*shape: int, dtype: Any) -> np.ndarray:
-        return _aligned_zeros((size, *shape), dtype)
-
-    timestep = TimeStep(
-        step_type=empty(dtype=np.int8),
-        reward=empty(dtype=np.float32),
-        discount=empty(dtype=np.float32),
-        observation=jax.tree.map(lambda leaf: empty(*leaf.shape, dtype=leaf.dtype), spec.observation),
-    )
-    timestep.step_type[:] = StepType.FIRST
-    return Batch(Places(*(empty(dtype=np.int32) for _ in Places._fields)), timestep)
-
-
-def _aligned_zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    memory = np.zeros(size + _ALIGNMENT, np.uint8)
-    begin = -memory.ctypes.data % _ALIGNMENT
-    return memory[begin : begin + size].view(dtype).reshape(shape)
+        batch.unroll[:num_rows], batch.row[:num_rows] = slots.begin_rows(slot)
+        batch.slot[num_rows:] = slots.num_slots
+        batch.unroll[num_rows:] = batch.closed[num_rows:] = slots.num_unrolls

@@ -40,13 +40,14 @@ class Server:
     Attributes:
       addresses: where it listens; with the port that was free where 0 was asked for.
       bridge: the sessions.
+      loop: in which it serves.
     """
 
     def __init__(self, engine: Engine, run: RunDescription, addresses: Sequence[str], *, in_thread: bool):
         self._engine, self._run, self._in_thread = engine, run, in_thread
         self._wanted = [parse_address(address, to_listen=True) for address in addresses]
         self.addresses: tuple[str, ...] = ()
-        self._loop = asyncio.new_event_loop()
+        self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name="server", daemon=True)
         self._started = threading.Event()
         self._error: BaseException | None = None
@@ -63,7 +64,7 @@ class Server:
 
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(RuntimeError):  # it has failed and ended by itself
-            self._loop.call_soon_threadsafe(self._stop.set)
+            self.loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
 
     def failure(self) -> str:
@@ -71,13 +72,13 @@ class Server:
         return f"inference has failed: {self._error}" if self._error is not None else ""
 
     def _serve(self) -> None:
-        asyncio.set_event_loop(self._loop)
+        asyncio.set_event_loop(self.loop)
         try:
-            self._loop.run_until_complete(self._serve_until_stopped())
+            self.loop.run_until_complete(self._serve_until_stopped())
         except BaseException as error:
             self._error = self._error or error
         finally:
-            self._loop.close()
+            self.loop.close()
             self._started.set()
 
     async def _serve_until_stopped(self) -> None:
@@ -88,7 +89,7 @@ class Server:
             self._stop.set()
 
         make_driver = ThreadDriver if self._in_thread else LoopDriver
-        driver: Driver = make_driver(self._engine, self._loop, failed)
+        driver: Driver = make_driver(self._engine, self.loop, failed)
         bridge = self.bridge = Bridge(self._engine, self._run, driver.notify)
         self._engine.wake = driver.notify
         most = bridge.wire.max_message_bytes(self._engine.max_rows)
@@ -171,32 +172,64 @@ def _make_handlers(bridge: Bridge) -> grpc.GenericRpcHandler:
     )
 
 
-async def _serve_stream(bridge: Bridge, context: grpc.aio.ServicerContext) -> None:
-    outbox: deque[bytes] = deque()
-    is_filled = asyncio.Event()
+class _Outbox:
+    """Messages to an actor, written in their order by whoever is there: its reader, or a task of their own.
 
-    def write(message: bytes) -> None:
-        outbox.append(message)
-        is_filled.set()
+    A task that wakes for every message takes longer than the writing. So after a message has come, its reader
+    lets the loop act upon it and then writes the answer itself, if that is there by then.
+    """
 
-    async def send() -> None:
+    def __init__(self, context: grpc.aio.ServicerContext):
+        self._context = context
+        self._messages: deque[bytes] = deque()
+        self._is_filled = asyncio.Event()
+        self._is_reader_coming = self._is_writing = False
+
+    def put(self, message: bytes) -> None:
+        """Sends it, in time."""
+        self._messages.append(message)
+        if not self._is_reader_coming:
+            self._is_filled.set()
+
+    async def write_soon(self) -> None:
+        """Writes what the loop's next turn puts in; for the reader."""
+        self._is_reader_coming = True
+        await asyncio.sleep(0)
+        self._is_reader_coming = False
+        await self._write()
+
+    async def keep_writing(self) -> None:
+        """Writes what comes at other times, until it is cancelled."""
         while True:
-            await is_filled.wait()
-            is_filled.clear()
-            while outbox:
-                await context.write(outbox.popleft())
+            await self._is_filled.wait()
+            self._is_filled.clear()
+            await self._write()
 
+    async def _write(self) -> None:
+        if self._is_writing:
+            return  # who does will write these too
+        self._is_writing = True
+        try:
+            while self._messages:
+                await self._context.write(self._messages.popleft())
+        finally:
+            self._is_writing = False
+
+
+async def _serve_stream(bridge: Bridge, context: grpc.aio.ServicerContext) -> None:
+    outbox = _Outbox(context)
     metadata = dict(context.invocation_metadata() or ())
     try:
-        connection = bridge.open(str(metadata.get("session", "")), write)
+        connection = bridge.open(str(metadata.get("session", "")), outbox.put)
     except Refused as refusal:
         await context.abort(grpc.StatusCode[refusal.code], refusal.message)
-    sender = asyncio.create_task(send())
+    writer = asyncio.create_task(outbox.keep_writing())
     try:
         while (data := await context.read()) is not grpc.aio.EOF:  # pyright: ignore[reportAttributeAccessIssue]
             connection.receive(data)
+            await outbox.write_soon()
     except ProtocolError as error:
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
     finally:
-        sender.cancel()
+        writer.cancel()
         connection.close()

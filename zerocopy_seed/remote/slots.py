@@ -14,12 +14,15 @@ import numpy as np
 
 from zerocopy_envs.types import StepType
 
+# Comparing an array with a member of an enum takes several times as long.
+_FIRST, _LAST = int(StepType.FIRST), int(StepType.LAST)
+
 
 class Taken(NamedTuple):
     """Finished unrolls, in the order of their slots; arrays [n].
 
     Attributes:
-      unroll: int32, their places in the tables, which are free from now on.
+      unroll: int32, their places in the tables, to be given back.
       slot: int32.
       continues: bool, follows the slot's previous unroll without a gap.
       lag: int, updates since the oldest row was acted.
@@ -78,6 +81,9 @@ class Slots:
         self._follows = np.zeros(num_slots, bool)
         self._num_waiting = np.zeros(num_slots, np.int64)  # finished and not yet learned from
 
+        self._nowhere = np.full(num_slots, self.num_unrolls, np.int32)
+        self._nowhere.flags.writeable = False
+
         self._slot_of = np.zeros(self.num_unrolls, np.int32)
         self._continues = np.zeros(self.num_unrolls, bool)
         self._version_of = np.zeros(self.num_unrolls, np.int64)
@@ -118,12 +124,16 @@ class Slots:
     def check(self, slot: np.ndarray, step_type: np.ndarray) -> tuple[str, int] | None:
         """What is wrong with a message about `slot` [n]: what was expected, and of which slot; or None."""
         busy = self._is_busy[slot]
-        if busy.any():
+        if np.count_nonzero(busy):
             return "no message before the answer to the last one", int(slot[busy][0])
-        wrong = self._has_ended[slot] & (step_type != StepType.FIRST)
-        if wrong.any():
+        wrong = self._has_ended[slot] & (step_type != _FIRST)
+        if np.count_nonzero(wrong):
             return "FIRST (0) at the start and after a LAST", int(slot[wrong][0])
         return None
+
+    def arrived(self, slot: np.ndarray) -> None:
+        """A message about slots [n] has come: the next may not before they are `answered`."""
+        self._is_busy[slot] = True
 
     def note(self, slot: np.ndarray, step_type: np.ndarray, reward: np.ndarray) -> np.ndarray:
         """Takes in timesteps [n].
@@ -131,24 +141,22 @@ class Slots:
         Returns:
           int32 [n], the unrolls that they close; `num_unrolls` where none. These are finished from now on.
         """
-        row, first = self._row[slot], step_type == StepType.FIRST
-        lost = first & ~self._has_ended[slot] & (row > 0)
-        if lost.any():
+        row, first, last = self._row[slot], step_type == _FIRST, step_type == _LAST
+        if np.count_nonzero(first):
+            lost = first & ~self._has_ended[slot] & (row > 0)
             self.num_dropped += int(row[lost].sum())
             row[lost] = 0
             self._row[slot] = row
             self._follows[slot[lost]] = False
-        closed = np.full(len(slot), self.num_unrolls, np.int32)
-        closing = row == self.length
-        if closing.any():
-            owner = slot[closing]
+        closed, closing = self._nowhere[: len(slot)], row == self.length
+        if np.count_nonzero(closing):
+            closed, owner = closed.copy(), slot[closing]
             closed[closing] = self._unroll[owner]
             self._finished.extend(closed[closing].tolist())
             self._num_waiting[owner] += 1
             self._unroll[owner], self._row[owner], self._follows[owner] = -1, 0, True
-        self._has_ended[slot] = step_type == StepType.LAST
-        self._is_busy[slot] = True
-        self._follow_episodes(slot, first, step_type == StepType.LAST, reward)
+        self._has_ended[slot] = last
+        self._follow_episodes(slot, first, last, reward)
         return closed
 
     def may_begin(self, slot: np.ndarray, num_others: int) -> bool:
@@ -165,7 +173,7 @@ class Slots:
         """The unroll and row, int32 [n] each, to which the timesteps and actions of slots [n] go."""
         row = self._row[slot]
         opening = row == 0
-        if opening.any():
+        if np.count_nonzero(opening):
             owner = slot[opening]
             for opened in owner[self._unroll[owner] < 0]:
                 self._unroll[opened] = self._free.popleft()
@@ -206,11 +214,14 @@ class Slots:
             unrolls = [self._finished[place] for place in range(min(count, len(self._finished)))]
         gone = set(unrolls)
         self._finished = collections.deque(unroll for unroll in self._finished if unroll not in gone)
-        self._free.extend(unrolls)
         unroll = np.array(sorted(unrolls, key=lambda unroll: self._slot_of[unroll]), np.int32)
         return Taken(
             unroll, self._slot_of[unroll], self._continues[unroll], self.version - self._version_of[unroll]
         )
+
+    def give_back(self, unroll: np.ndarray) -> None:
+        """Unrolls [n] that were taken are copied: their places are free."""
+        self._free.extend(unroll.tolist())
 
     def learned(self, slot: np.ndarray) -> None:
         """The unrolls taken from slots [n] are learned from, and what followed from it is published."""
@@ -224,10 +235,11 @@ class Slots:
     def _follow_episodes(
         self, slot: np.ndarray, first: np.ndarray, last: np.ndarray, reward: np.ndarray
     ) -> None:
-        returned = np.where(first, 0.0, self._return[slot] + reward)
-        steps = np.where(first, 0, self._steps[slot] + 1)
+        returned, steps = self._return[slot] + reward, self._steps[slot] + 1
+        if np.count_nonzero(first):
+            returned[first], steps[first] = 0.0, 0
         self._return[slot], self._steps[slot] = returned, steps
-        if last.any():
+        if np.count_nonzero(last):
             number, return_sum, length_sum = self._episodes
             self._episodes = EpisodeFigures(
                 number + int(last.sum()),

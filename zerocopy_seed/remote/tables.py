@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from zerocopy_envs.types import EnvironmentSpec, TimeStep
 from zerocopy_seed.recurrent import zero_timestep
@@ -32,14 +33,16 @@ class Tables(NamedTuple):
 
     Attributes:
       agent: AgentState [S]; its typed keys as their words, since typed keys leave jit's fast path.
-      timestep: [T+1, U, ...].
+      scalars: int32 [T+1, U, 3], of timesteps: see `scalars_of`.
+      observation: [T+1, U, ...].
       action: [T, U, ...].
       actor_output: [T, U, ...].
       recurrent: [U, ...] entering row 0.
     """
 
     agent: AgentState
-    timestep: TimeStep
+    scalars: Array
+    observation: Any
     action: Array
     actor_output: Any
     recurrent: RecurrentState
@@ -96,14 +99,15 @@ def make_tables(
         return action, actor_output, _key_words(state)
 
     action, actor_output, state = jax.eval_shape(outputs, params)
-    timestep = jax.eval_shape(lambda: zero_timestep(spec))
+    observation = jax.eval_shape(lambda: zero_timestep(spec).observation)
 
     def zeros(*leading: int) -> Callable[[Any], Any]:
         return lambda tree: jax.tree.map(lambda x: jnp.zeros((*leading, *x.shape[1:]), x.dtype), tree)
 
     return Tables(
         agent=zeros(num_slots)(state),
-        timestep=zeros(length + 1, num_unrolls)(timestep),
+        scalars=jnp.zeros((length + 1, num_unrolls, 3), jnp.int32),
+        observation=zeros(length + 1, num_unrolls)(observation),
         action=zeros(length, num_unrolls)(action),
         actor_output=zeros(length, num_unrolls)(actor_output),
         recurrent=zeros(num_unrolls)(state.recurrent),
@@ -121,16 +125,26 @@ def open_slots(agent: Agent, tables: Tables, keys: Key, is_opened: Array) -> Tab
     return tables._replace(agent=jax.tree.map(choose, fresh, tables.agent))
 
 
+def timestep_of(scalars: Array, observation: Any) -> TimeStep:
+    """A timestep [...] whose scalars are int32 [..., 3]: its step type, the bits of its reward and discount.
+
+    They are kept as one array, since each that a step writes costs it about as much as the writing itself.
+    """
+    reward, discount = (lax.bitcast_convert_type(scalars[..., i], jnp.float32) for i in (1, 2))
+    return TimeStep(scalars[..., 0].astype(jnp.int8), reward, discount, observation)
+
+
 def step(
-    agent: Agent, tables: Tables, params: ActingParams, places: Places, timestep: TimeStep
+    agent: Agent, tables: Tables, params: ActingParams, places: Places, scalars: Array, observation: Any
 ) -> tuple[Tables, Array]:
-    """Acts upon timesteps [b] and notes all of it in the tables.
+    """Acts upon timesteps [b], see `timestep_of`, and notes all of it in the tables.
 
     Returns:
       The new tables and the actions [b, ...].
     """
-    tables = close(tables, places.closed, timestep)
+    tables = close(tables, places.closed, scalars, observation)
     state = jax.tree.map(lambda x: x.at[places.slot].get(mode="clip"), tables.agent)
+    timestep = timestep_of(scalars, observation)
     action, actor_output, new_state = agent.act(params, _typed_keys(state), timestep, Mode.TRAIN)
 
     def write(table: Array, rows: Array) -> Array:
@@ -144,7 +158,8 @@ def step(
             tables.agent,
             _key_words(new_state),
         ),
-        timestep=jax.tree.map(write, tables.timestep, timestep),
+        scalars=write(tables.scalars, scalars),
+        observation=jax.tree.map(write, tables.observation, observation),
         action=write(tables.action, action),
         actor_output=jax.tree.map(write, tables.actor_output, actor_output),
         recurrent=jax.tree.map(
@@ -155,28 +170,60 @@ def step(
     ), action
 
 
-def close(tables: Tables, closed: Array, timestep: TimeStep) -> Tables:
-    """Writes timesteps [b] as the last rows of the unrolls `closed` [b] int32."""
-    last = tables.timestep.step_type.shape[0] - 1
+def close(tables: Tables, closed: Array, scalars: Array, observation: Any) -> Tables:
+    """Writes timesteps [b], see `timestep_of`, as the last rows of the unrolls `closed` [b] int32."""
+    last = tables.scalars.shape[0] - 1
     rows = jnp.full(closed.shape, last, jnp.int32)
-    written = jax.tree.map(lambda table, new: _write(table, closed, rows, new), tables.timestep, timestep)
-    return tables._replace(timestep=written)
+
+    def write(table: Array, new: Array) -> Array:
+        return _write(table, closed, rows, new)
+
+    return tables._replace(
+        scalars=write(tables.scalars, scalars),
+        observation=jax.tree.map(write, tables.observation, observation),
+    )
 
 
-def gather(tables: Tables, column: Column) -> Trajectory:
-    """Unrolls as a Trajectory [T, B]; padding has FIRST in every row, so that nothing in it counts."""
+def make_trajectory(num_columns: int, tables: Tables) -> Trajectory:
+    """A trajectory [T, num_columns] of zeros, to gather into."""
 
     def columns(axis: int) -> Callable[[Array], Array]:
-        place = (slice(None),) * axis + (column.unroll,)
-        return lambda table: table.at[place].get(mode="fill", fill_value=0)
+        return lambda table: jnp.zeros(
+            (*table.shape[:axis], num_columns, *table.shape[axis + 1 :]), table.dtype
+        )
 
     return Trajectory(
-        timestep=jax.tree.map(columns(1), tables.timestep),
+        timestep=jax.tree.map(columns(1), timestep_of(tables.scalars, tables.observation)),
         action=columns(1)(tables.action),
         actor_output=jax.tree.map(columns(1), tables.actor_output),
         recurrent=jax.tree.map(columns(0), tables.recurrent),
-        slot=column.slot,
-        continues=column.continues,
+        slot=jnp.zeros(num_columns, jnp.int32),
+        continues=jnp.zeros(num_columns, bool),
+    )
+
+
+def gather_into(trajectory: Trajectory, tables: Tables, column: Column, begin: Array) -> Trajectory:
+    """Unrolls as the columns from `begin` on; padding has FIRST in every row, so that nothing in it counts.
+
+    To be donated: on a CPU the pages of a new trajectory cost several times what the copy does.
+    """
+
+    def write(axis: int) -> Callable[[Array, Array], Array]:
+        place = (slice(None),) * axis + (column.unroll,)
+
+        def columns(old: Array, table: Array) -> Array:
+            new = table.at[place].get(mode="fill", fill_value=0)
+            return lax.dynamic_update_slice_in_dim(old, new, begin, axis)
+
+        return columns
+
+    return Trajectory(
+        timestep=jax.tree.map(write(1), trajectory.timestep, timestep_of(tables.scalars, tables.observation)),
+        action=write(1)(trajectory.action, tables.action),
+        actor_output=jax.tree.map(write(1), trajectory.actor_output, tables.actor_output),
+        recurrent=jax.tree.map(write(0), trajectory.recurrent, tables.recurrent),
+        slot=lax.dynamic_update_slice_in_dim(trajectory.slot, column.slot, begin, 0),
+        continues=lax.dynamic_update_slice_in_dim(trajectory.continues, column.continues, begin, 0),
     )
 
 
@@ -190,7 +237,7 @@ def _write(table: Array, unroll: Array, row: Array, rows: Array) -> Array:
 
 
 def _num_unrolls(tables: Tables) -> int:
-    return tables.timestep.step_type.shape[1]
+    return tables.scalars.shape[1]
 
 
 def _key_words(state: AgentState) -> AgentState:

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import threading
@@ -91,6 +92,18 @@ def test_the_end_of_the_run_and_a_learner_that_is_not_there():
     with pytest.raises(UserError, match=r"the learner at .*: expected an answer within 0.2 s, found .*"):
         ActorClient(server.address, SPEC, 1, reconnect_s=0.2)
     assert time.monotonic() - began < 5
+
+
+def test_an_interrupted_step_ends_with_a_goodbye():
+    timestep = Counting(1).reset([0])
+    with EchoServer(SPEC, may_answer=lambda message: False) as server:
+        with pytest.raises(KeyboardInterrupt), ActorClient(server.address, SPEC, 1) as client:
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+            client.step(timestep)
+        server.wait_until(lambda server: server.goodbyes == [True])
+    with pytest.raises(KeyboardInterrupt):
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        ActorClient(server.address, SPEC, 1)
 
 
 def test_the_example_runs():

@@ -348,7 +348,7 @@ def test_the_actor_starts_at_once():
 
 
 def test_long_steps_bring_no_goaway():
-    """Keepalive every 0.3 s against steps of 2 s: both ends answer pings while Python is busy."""
+    """Keepalive every 0.3 s against steps of 1.2 s: both ends answer pings while Python is busy."""
     pings = [
         ("grpc.keepalive_time_ms", 300),
         ("grpc.keepalive_timeout_ms", 1000),
@@ -356,7 +356,7 @@ def test_long_steps_bring_no_goaway():
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", 100),
     ]
-    with serve(settings={"step_s": 2.0}, num_environments=1, options=pings) as server:
+    with serve(settings={"step_s": 1.2}, num_environments=1, options=pings) as server:
         run(server, lambda server: server.num_messages > 1)
     assert server.goodbyes == [True]
 

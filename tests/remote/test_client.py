@@ -147,6 +147,7 @@ def test_a_jax_environment_behind_the_host_contract_plays_the_episodes_of_its_ke
     hosted.close()
 
 
+@pytest.mark.slow  # the parity test shows it too
 def test_an_actor_can_run_a_jax_environment():
     import asyncio
 

@@ -4,12 +4,14 @@ zerocopy-seed train CONFIG.toml        # env.name = "own_loop:spec", run from th
 python own_loop.py ADDRESS [STEPS]
 """
 
+import contextlib
 import sys
 
 import numpy as np
 
 from zerocopy_envs import ArraySpec, DiscreteAction, EnvironmentSpec, StepType, TimeStep
 from zerocopy_seed.remote.client import ActorClient
+from zerocopy_seed.remote.errors import RunEnded
 
 NUM_CARTS = 8
 EPISODE_STEPS = 50
@@ -53,7 +55,8 @@ class Carts:
 
 
 def main(address: str, num_steps: int) -> None:
-    with ActorClient(address, spec(), NUM_CARTS) as client:
+    # RunEnded: the learner has all the steps that it wanted.
+    with contextlib.suppress(RunEnded), ActorClient(address, spec(), NUM_CARTS) as client:
         carts = Carts(client.seeds)
         timestep = carts.first()
         for _ in range(num_steps):

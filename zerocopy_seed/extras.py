@@ -19,6 +19,7 @@ EXTRAS = {
     ),
     "brax": ("brax",),
     "atari": ("gymnasium", "ale_py"),
+    "envpool": ("envpool",),
     "video": ("imageio", "imageio_ffmpeg", "pygame"),
 }
 """Modules of each extra, by import name."""

@@ -53,10 +53,8 @@ class GymnasiumEnvironment:
             [make_one] * num_envs, copy=False, autoreset_mode=AutoresetMode.NEXT_STEP
         )
         _require_next_step(name, self._environments.metadata.get("autoreset_mode"))
-        action, self._convert_action = _read_action_space(name, self._environments.single_action_space)
-        observation, self._convert = _read_observation_space(
-            name, self._environments.single_observation_space
-        )
+        action, self._convert_action = read_action_space(name, self._environments.single_action_space)
+        observation, self._convert = read_observation_space(name, self._environments.single_observation_space)
         registered = self._environments.envs[0].spec
         limit = registered.max_episode_steps if registered else None
         self.spec = EnvironmentSpec(observation, action, limit)
@@ -165,7 +163,7 @@ def _require_next_step(name: str, mode: Any) -> None:
         )
 
 
-def _read_action_space(name: str, space: spaces.Space) -> tuple[ActionSpec, Convert]:
+def read_action_space(name: str, space: spaces.Space) -> tuple[ActionSpec, Convert]:
     """The spec, and what makes Gymnasium's actions of a batch of ours."""
     if isinstance(space, spaces.Discrete):
         start, dtype = space.start, space.dtype
@@ -195,10 +193,10 @@ def _read_action_space(name: str, space: spaces.Space) -> tuple[ActionSpec, Conv
     )
 
 
-def _read_observation_space(name: str, space: spaces.Space, path: str = "observation") -> tuple[Any, Convert]:
+def read_observation_space(name: str, space: spaces.Space, path: str = "observation") -> tuple[Any, Convert]:
     """The spec, and what makes our arrays, always new ones, of a batch of Gymnasium's."""
     if isinstance(space, spaces.Dict):
-        inner = {key: _read_observation_space(name, space[key], f"{path}.{key}") for key in space.spaces}
+        inner = {key: read_observation_space(name, space[key], f"{path}.{key}") for key in space.spaces}
         if path == "observation" and "action_mask" in inner:
             shape = space["action_mask"].shape or ()
             inner["action_mask"] = ArraySpec(shape, np.bool_), lambda mask: np.array(mask, np.bool_)
@@ -206,7 +204,7 @@ def _read_observation_space(name: str, space: spaces.Space, path: str = "observa
             key: convert(batch[key]) for key, (_, convert) in inner.items()
         }
     if isinstance(space, spaces.Tuple):
-        items = [_read_observation_space(name, item, f"{path}[{i}]") for i, item in enumerate(space.spaces)]
+        items = [read_observation_space(name, item, f"{path}[{i}]") for i, item in enumerate(space.spaces)]
         return tuple(spec for spec, _ in items), lambda batch: tuple(
             convert(part) for (_, convert), part in zip(items, batch, strict=True)
         )

@@ -87,13 +87,26 @@ GYMNASIUM_NAMES = (
 )
 """Those of Gymnasium 1.3 that need nothing else. The suite makes whatever else is registered there."""
 
+ENVPOOL_NAMES = (
+    "CartPole-v1",
+    "MountainCar-v0",
+    "MountainCarContinuous-v0",
+    "Pendulum-v1",
+    "Acrobot-v1",
+    "Pong-v5",
+    "Breakout-v5",
+)
+"""Some of EnvPool's. The suite makes whatever else it has."""
+
 _LEARNER = 'pip install "zerocopy_seed[learner]"'
 _ATARI = 'pip install "zerocopy_seed[atari]"'
+_ENVPOOL = 'pip install "zerocopy_seed[envpool]"'
 
 _suites: dict[str, Suite] = {
     "zerocopy": Suite(("Catch",), "zerocopy_envs.catch:make_environment", _LEARNER),
     "gymnax": Suite(GYMNAX_NAMES, "zerocopy_envs.gymnax_suite:make_environment", _LEARNER),
     "gymnasium": Suite(GYMNASIUM_NAMES, "zerocopy_envs.gymnasium_suite:make_environment", _ATARI, True),
+    "envpool": Suite(ENVPOOL_NAMES, "zerocopy_envs.envpool_suite:make_environment", _ENVPOOL, True),
     "ale": Suite(tuple(NUM_ACTIONS), "zerocopy_envs.ale_suite:make_environment", _ATARI),
 }
 

@@ -140,7 +140,9 @@ def test_third_parties_register_by_entry_point(monkeypatch):
 
 
 def test_environments_are_described():
-    rows = {row.name: row for row in zerocopy_envs.describe_environments()}
+    every = {row.name: row for row in zerocopy_envs.describe_environments()}
+    rows = {name: row for name, row in every.items() if not name.startswith("envpool:")}  # may be missing
+    assert len(every) - len(rows) in (1, len(registry.ENVPOOL_NAMES))
     assert len(rows) == 26 + 11 + 104 and not any(row.problem for row in rows.values())
     cartpole, pendulum = rows["gymnax:CartPole-v1"], rows["gymnax:Pendulum-v1"]
     assert (cartpole.observation, cartpole.action, cartpole.max_episode_steps) == (

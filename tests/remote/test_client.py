@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import threading
@@ -93,6 +94,18 @@ def test_the_end_of_the_run_and_a_learner_that_is_not_there():
     assert time.monotonic() - began < 5
 
 
+def test_an_interrupted_step_ends_with_a_goodbye():
+    timestep = Counting(1).reset([0])
+    with EchoServer(SPEC, may_answer=lambda message: False) as server:
+        with pytest.raises(KeyboardInterrupt), ActorClient(server.address, SPEC, 1) as client:
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+            client.step(timestep)
+        server.wait_until(lambda server: server.goodbyes == [True])
+    with pytest.raises(KeyboardInterrupt):
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        ActorClient(server.address, SPEC, 1)
+
+
 def test_the_example_runs():
     with EchoServer(SPEC) as server:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "envs")])}
@@ -134,6 +147,7 @@ def test_a_jax_environment_behind_the_host_contract_plays_the_episodes_of_its_ke
     hosted.close()
 
 
+@pytest.mark.slow  # the parity test shows it too
 def test_an_actor_can_run_a_jax_environment():
     import asyncio
 

@@ -92,7 +92,7 @@ def assert_equal(found: codec.Observations, request, environment, timestep):
         assert not there.flags.writeable
 
 
-@hypothesis.settings(deadline=None, max_examples=120)
+@hypothesis.settings(deadline=None, max_examples=60)
 @hypothesis.given(steps())
 def test_observations_are_those_of_the_generated_code_and_come_back(step):
     name, request, environment, timestep = step
@@ -241,7 +241,7 @@ def test_what_does_not_fit_is_refused_in_one_line(data, line):
     assert line in str(caught.value) and "\n" not in str(caught.value)
 
 
-@hypothesis.settings(deadline=None, max_examples=200)
+@hypothesis.settings(deadline=None, max_examples=80)
 @hypothesis.given(st.data())
 def test_damaged_messages_are_read_or_refused_never_anything_else(data):
     whole = changed(name=data.draw(st.sampled_from(["dict", "scalar"])))

@@ -25,7 +25,8 @@ PAGE = pathlib.Path(__file__).parent.parent.parent / "docs" / "protocol.md"
 def test_the_bytes_of_the_page():
     blocks = re.findall(r"\n\n((?:    (?:[0-9a-f]{2} )+.*\n)+)", PAGE.read_text())
     observations, actions = (
-        bytes.fromhex("".join(line[4:].partition("  ")[0] for line in block.splitlines())) for block in blocks
+        bytes.fromhex("".join(re.findall("^    ((?:[0-9a-f]{2} )+)", block, re.MULTILINE)))
+        for block in blocks
     )
     wire = codec.make_wire_format(EnvironmentSpec(ArraySpec((3,), np.uint8), DiscreteAction(4)))
     timestep = TimeStep(

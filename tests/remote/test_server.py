@@ -7,6 +7,7 @@ import sys
 import threading
 
 import grpc
+import jax
 import numpy as np
 import protocol_client
 import pytest
@@ -55,7 +56,8 @@ def serving(engine, addresses=("127.0.0.1:0",), *, spec=SPEC, in_thread=False):
     def learn():
         while not is_done.is_set():
             if (found := engine.take(0.02)) is not None:
-                taken.append(found)
+                # a copy, since the next one is written over it
+                taken.append(found._replace(trajectory=jax.tree.map(np.array, found.trajectory)))
                 engine.publish(PARAMS, found.slot)
 
     learner = threading.Thread(target=learn)
@@ -113,7 +115,7 @@ def test_an_actor_within_the_process():
 
         def learned():
             if (found := engine.take(0.0)) is not None:
-                taken.append(found)
+                taken.append(found._replace(trajectory=jax.tree.map(np.array, found.trajectory)))
                 engine.publish(PARAMS, found.slot)
             return len(taken) >= 3
 
@@ -259,6 +261,7 @@ def test_the_end_of_a_run_is_said_to_actors():
         client = ActorClient(server.addresses[0], SPEC, 1)
         simulator = Counting(1)
         simulator.send(client.step(simulator.reset(client.seeds)))
+        server.is_run_over = True
     with pytest.raises(RunEnded):
         client.step(simulator.recv()[1])
 

@@ -23,6 +23,7 @@ from zerocopy_seed.loops.on_device import Program, TrainState, Window, make_wind
 from zerocopy_seed.loops.signals import StopRequest, hearing_signals
 from zerocopy_seed.ops import summation
 from zerocopy_seed.ops.counters import as_int
+from zerocopy_seed.remote.addresses import parse_address, require_free
 from zerocopy_seed.remote.bridge import RunDescription
 from zerocopy_seed.remote.engine import Engine
 from zerocopy_seed.remote.server import Server
@@ -33,6 +34,7 @@ from zerocopy_seed.types import Agent, LearnerState, Trajectory
 _RUN_FILE = "bridge.json"
 _DISPATCH_S = 0.3  # signals are heard and lines written this often
 _NO_ACTORS_S = 10.0  # until the first warning; each later one waits twice as long
+_ENVS_PER_ACTOR = 8  # of actors from elsewhere that were told no number
 _CHEAP_S = 4e-4  # a policy quicker than this acts best in the event loop
 
 
@@ -104,22 +106,24 @@ def bridge_program(
     call_s = hearing_signals(engine.warm_up)
     learn, store, names = hearing_signals(lambda: _compile(agent, state.learner, engine.empty_trajectory()))
     is_threaded = bridge.inference == "thread" or (bridge.inference == "auto" and call_s > _CHEAP_S)
-    per_actor = deal_environments(config.env.num_envs, bridge.local_actors or 1, bridge.envs_per_actor)
-    run_id, address = _read_run_file(run_dir, bridge)
+    local = deal_environments(config.env.num_envs, bridge.local_actors, bridge.envs_per_actor)
+    num_free = config.env.num_envs - sum(local)
+    run_id, address = _read_run_file(run_dir, bridge, warn)
     run = RunDescription(
         run_id=run_id,
         environment=config.env.name,
         settings=config.env.settings,
         spec=spec,
-        num_environments=per_actor[0],
+        num_environments=bridge.envs_per_actor or min(num_free or config.env.num_envs, _ENVS_PER_ACTOR),
     )
     with contextlib.ExitStack() as stack:
         # Short, since a socket's path may have no more than 107 characters.
         socket = f"unix:{stack.enter_context(tempfile.TemporaryDirectory(prefix='zs-'))}/bridge"
         server = stack.enter_context(Server(engine, run, (address, socket), in_thread=is_threaded))
         _write_run_file(run_dir, run_id, server.addresses[0])
-        say(f"actors may join at {server.addresses[0]}: zerocopy-seed actor {server.addresses[0]}")
-        actors = stack.enter_context(LocalActors(socket, per_actor[: bridge.local_actors], warn=warn))
+        room = f"{num_free} environments" if num_free else "none, until local actors leave"
+        say(f"room for {room} from elsewhere: zerocopy-seed actor {server.addresses[0]}")
+        actors = stack.enter_context(LocalActors(socket, local, warn=warn))
         quiet_since, warn_after_s = time.monotonic(), _NO_ACTORS_S
         failed = ""
 
@@ -142,12 +146,15 @@ def bridge_program(
                     learner = store(learner, taken.trajectory)
                     continue
                 learner, window, params = learn(learner, window, taken.trajectory)
+                jax.block_until_ready(params)  # else acting would wait for them, and actors with it
                 engine.publish(params, taken.slot)
                 num_updates -= 1
+            server.is_run_over = as_int(learner.env_steps) >= config.total_env_steps
             return state._replace(learner=learner), window
 
         def figures() -> dict[str, float]:
-            return {**engine.figures(), "num_actors": server.bridge.num_actors}
+            counts = {"num_actors": server.bridge.num_actors, "num_lost_actors": server.bridge.num_lost}
+            return {**engine.figures(), **counts}
 
         yield Program(agent, dispatch, names, figures, failure)
 
@@ -170,7 +177,9 @@ def _compile(agent: Agent, learner: LearnerState, trajectory: Trajectory) -> tup
     return learning.compile(), store, names
 
 
-def _read_run_file(run_dir: pathlib.Path, bridge: BridgeConfig) -> tuple[str, str]:
+def _read_run_file(
+    run_dir: pathlib.Path, bridge: BridgeConfig, warn: Callable[[str], None]
+) -> tuple[str, str]:
     """The run's identity, and where to listen: a resumed run takes the port that it had been given."""
     path = run_dir / _RUN_FILE
     if not path.exists():
@@ -181,7 +190,14 @@ def _read_run_file(run_dir: pathlib.Path, bridge: BridgeConfig) -> tuple[str, st
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(str(path), expected="what a run wrote there", remedy="delete it") from error
     host, _, port = bridge.address.rpartition(":")
-    return run_id, address if port == "0" and host == address.rpartition(":")[0] else bridge.address
+    if port != "0" or host != address.rpartition(":")[0]:
+        return run_id, bridge.address
+    try:
+        require_free(parse_address(address))
+    except UserError:
+        warn(f"address {address}, which this run had, is taken: another port is taken in its place")
+        return run_id, bridge.address
+    return run_id, address
 
 
 def _write_run_file(run_dir: pathlib.Path, run_id: str, address: str) -> None:

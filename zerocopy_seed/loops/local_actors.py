@@ -31,9 +31,13 @@ class LocalActors:
         self._early_ends = 0
 
     def __enter__(self) -> LocalActors:
-        for num_envs in self._num_envs:
-            self._processes.append(self._start(num_envs))
-            self._started_at.append(time.monotonic())
+        try:
+            for num_envs in self._num_envs:
+                self._processes.append(self._start(num_envs))
+                self._started_at.append(time.monotonic())
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -53,7 +53,7 @@ from zerocopy_seed.metrics import MetricsWriter
 from zerocopy_seed.ops.counters import as_int
 from zerocopy_seed.plotting import plot_learning_curve
 from zerocopy_seed.progress import Progress
-from zerocopy_seed.remote.addresses import parse_address
+from zerocopy_seed.remote.addresses import parse_address, require_free
 from zerocopy_seed.types import Agent
 
 # Signals are heard and checkpoints made between dispatches, so a dispatch is kept well under a second.
@@ -165,12 +165,14 @@ def _train(config: Config, run_dir: pathlib.Path, resume: bool, stop: StopReques
             )
             progress.compiled(compile_s)
             state = _loop(config, program, state, saves, save_replay, metrics, progress, stop)
-        env_steps = as_int(state.learner.env_steps)
-        _try(saves.wait)  # an earlier save's failure must not stand for this one's
-        saved = env_steps == resumed_at or (
-            _try(saves.save, env_steps, checkpoint_items(agent, state, replay=save_replay))
-            and _try(saves.wait)
-        )
+            progress.close()
+            # Before actors are seen off, which may take longer than there is time.
+            env_steps = as_int(state.learner.env_steps)
+            _try(saves.wait)  # an earlier save's failure must not stand for this one's
+            saved = env_steps == resumed_at or (
+                _try(saves.save, env_steps, checkpoint_items(agent, state, replay=save_replay))
+                and _try(saves.wait)
+            )
     failure = program.failure()
     if failure:
         _complain(failure)
@@ -186,7 +188,7 @@ def _train(config: Config, run_dir: pathlib.Path, resume: bool, stop: StopReques
 
 
 def _check_bridge(config: Config, environment: Vectorized | HostEnvironments) -> None:
-    parse_address(config.bridge.address, to_listen=True)
+    require_free(parse_address(config.bridge.address, to_listen=True))
     if config.devices.num_devices > 1:
         raise UserError(
             "devices.num_devices",
@@ -365,7 +367,7 @@ def _warn_once_diverged(row: dict[str, Any], warned: bool) -> bool:
 
 
 def _metrics_row(state: TrainState, window: Window, names: tuple[str, ...]) -> dict[str, Any]:
-    """A line of metrics.jsonl: counters, means over the window, and episode figures if any episode ended."""
+    """A line of metrics.jsonl: counters, means over the window's updates, and episode figures if any."""
     window = jax.device_get(window)
     episodes, num_episodes = window.episodes, as_int(window.episodes.num_episodes)
     row: dict[str, Any] = {
@@ -376,5 +378,7 @@ def _metrics_row(state: TrainState, window: Window, names: tuple[str, ...]) -> d
     if num_episodes:
         row["episode_return"] = float(episodes.return_sum.total) / num_episodes
         row["episode_length"] = as_int(episodes.length_sum) / num_episodes
-    means = np.asarray(window.metric_sums.total) / max(int(window.num_updates), 1)
+    if not int(window.num_updates):
+        return row
+    means = np.asarray(window.metric_sums.total) / int(window.num_updates)
     return row | dict(zip(names, means.tolist(), strict=True))

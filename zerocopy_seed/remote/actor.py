@@ -124,9 +124,9 @@ class Actor:
         first = not self._retry.failing
         delay_s = self._retry.failed()
         if delay_s is None:
-            raise Unavailable(f"no learner at {self._address}: {error}") from error
+            raise Unavailable(f"nothing to do at {self._address}: {error}") from error
         if first:
-            self._report(f"no learner at {self._address}: {error}; trying again")
+            self._report(f"nothing to do yet at {self._address}: {error}; trying again")
         await asyncio.sleep(delay_s)
 
     async def _take_part(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
+import socket
 
 from zerocopy_envs.errors import UserError
 
@@ -89,6 +90,38 @@ def parse_address(text: str, *, to_listen: bool = False) -> Address:
     if not (digits.isascii() and digits.isdigit()) or not least <= int(digits) <= 65535:
         raise UserError(subject, expected=f"a port from {least} to 65535", found=digits or "nothing")
     return Address(f"{host}:{int(digits)}", host.strip("[]"), int(digits))
+
+
+def require_free(address: Address) -> None:
+    """Refuses an address on which somebody listens: gRPC would take a Unix socket's path away from them.
+
+    Raises:
+      UserError: naming it.
+    """
+    if address.path:
+        with socket.socket(socket.AF_UNIX) as probe:
+            if probe.connect_ex(address.path) == 0:
+                raise taken(address)
+        return
+    try:
+        (family, kind, protocol, _, where), *_ = socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(where)
+    except OSError as error:
+        raise taken(address) from error
+
+
+def taken(address: Address) -> UserError:
+    """What to say of an address that cannot be listened on."""
+    return UserError(
+        f"address {address.text}",
+        expected="one that can be listened on",
+        found="one that is taken, or not of this machine",
+        remedy="choose another with --bridge.address; port 0 takes a free one",
+    )
 
 
 def client_options(address: Address) -> Options:

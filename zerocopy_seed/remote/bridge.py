@@ -90,17 +90,17 @@ class Bridge:
         """
         _check_version(request.version)
         if self._is_ended:
-            raise Refused("UNAVAILABLE", "the run has ended")
+            raise Refused("UNAVAILABLE", "the learner is ending")
         if request.run_id != self._run.run_id:
             raise _refusal("FAILED_PRECONDITION", "run_id", self._run.run_id, request.run_id)
         difference = first_difference(self._run.spec, spec_from_message(request.spec))
         if difference is not None:
             raise _refusal("FAILED_PRECONDITION", *difference)
-        most = self._engine.max_rows
+        most = self._engine.num_slots
         if not 0 < request.num_environments <= most:
-            expected = f"1 to {most}, what one inference batch (bridge.max_inference_batch) takes"
+            expected = f"1 to {most}, the learner's env.num_envs"
             raise _refusal("INVALID_ARGUMENT", "num_environments", expected, str(request.num_environments))
-        self._free_forgotten()
+        self.free_forgotten()
         opened = self._engine.open_slots(request.num_environments)
         if opened is None:
             expected = f"at most {self._engine.num_free} environments, the slots that are free"
@@ -128,10 +128,10 @@ class Bridge:
         self._connections.add(connection)
         return connection
 
-    def end(self) -> None:
-        """Says goodbye to every actor, since the run has ended."""
+    def end(self, *, say_goodbye: bool) -> None:
+        """Lets no more actors in; says goodbye to those that are there if the run is over for good."""
         self._is_ended = True
-        for connection in self._connections:
+        for connection in self._connections if say_goodbye else ():
             connection.write(ACTIONS_GOODBYE)
 
     @property
@@ -145,7 +145,8 @@ class Bridge:
         self._engine.close_slots(session.slots)
         self.num_lost += not connection.said_goodbye and not self._is_ended
 
-    def _free_forgotten(self) -> None:
+    def free_forgotten(self) -> None:
+        """Frees the slots of actors that joined and opened no stream; to be called now and then."""
         now = time.monotonic()
         for identity, session in list(self._sessions.items()):
             if not session.is_open and now - session.joined_at > _STREAM_WITHIN_S:
@@ -182,7 +183,9 @@ class Connection:
             if not self._is_closed:
                 self.write(encode_actions(bridge.wire, request, actions))
 
-        engine.add(Request(slot, message.step_type, message.reward, message.discount, message.leaves, answer))
+        whole = Request(slot, message.step_type, message.reward, message.discount, message.leaves, answer)
+        for part in [whole] if len(slot) <= engine.max_rows else _split(whole, engine.max_rows):
+            engine.add(part)
         bridge.num_bytes += len(data)
         bridge._notify()
 
@@ -191,6 +194,31 @@ class Connection:
         if not self._is_closed:
             self._is_closed = True
             self._bridge._close(self)
+
+
+def _split(whole: Request, most: int) -> list[Request]:
+    """Requests of at most `most` rows; the whole is answered when all of them are."""
+    num_left, actions = len(whole.slot), {}
+
+    def make_part(begin: int) -> Request:
+        def answer(some: np.ndarray) -> None:
+            nonlocal num_left
+            actions[begin] = some
+            num_left -= len(some)
+            if not num_left:
+                whole.answer(np.concatenate([actions[place] for place in sorted(actions)]))
+
+        rows = slice(begin, begin + most)
+        return Request(
+            whole.slot[rows],
+            whole.step_type[rows],
+            whole.reward[rows],
+            whole.discount[rows],
+            tuple(leaf[rows] for leaf in whole.leaves),
+            answer,
+        )
+
+    return [make_part(begin) for begin in range(0, len(whole.slot), most)]
 
 
 def _check_version(version: int) -> None:

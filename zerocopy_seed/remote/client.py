@@ -9,6 +9,7 @@ with ActorClient("learner:5000", spec, num_envs=8) as client:
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import math
 import threading
@@ -60,6 +61,7 @@ class ActorClient:
         self._num_requests = 0
         self._transport: GrpcTransport | None = None
         self._stream: Stream | None = None
+        self._interrupted: concurrent.futures.Future | None = None
         self.num_reconnects = 0
         self.run_id = self.settings = ""
         self.seeds: list[int] = []
@@ -86,8 +88,9 @@ class ActorClient:
           RunEnded: the learner has said goodbye.
           UserError: the learner refuses, or has been out of reach for too long.
         """
-        if self._loop.is_closed():
-            raise UserError("ActorClient.step", expected="an open client", found="one that is closed")
+        if self._loop.is_closed() or self._interrupted is not None:
+            found = "one that is closed" if self._loop.is_closed() else "one whose step was interrupted"
+            raise UserError("ActorClient.step", expected="an open client", found=found)
         actions = self._do(self._step(_as_sent(timestep)))
         if actions is None:
             raise RunEnded(f"the learner at {self._address} has ended the run")
@@ -112,7 +115,8 @@ class ActorClient:
         try:
             return future.result()
         except BaseException:
-            future.cancel()  # as when Ctrl-C ends the wait
+            if not future.done():  # as when Ctrl-C ends the wait
+                self._interrupted = future
             raise
 
     async def _step(self, timestep: TimeStep) -> np.ndarray | None:
@@ -124,6 +128,8 @@ class ActorClient:
             try:
                 return await self._exchange(self._stream, timestep)
             except Unavailable:
+                if self._interrupted is not None:
+                    return None
                 await self._drop()
 
     async def _exchange(self, stream: Stream | None, timestep: TimeStep) -> np.ndarray | None:
@@ -174,6 +180,8 @@ class ActorClient:
             with contextlib.suppress(Unavailable):
                 await self._stream.write(OBSERVATIONS_GOODBYE)
                 await self._stream.finish()
+                if self._interrupted is not None:
+                    await asyncio.wait([asyncio.wrap_future(self._interrupted)])
                 while await self._stream.read() is not None:
                     pass
         await self._drop()
@@ -184,6 +192,9 @@ class ActorClient:
             await transport.close()
 
     def _end(self) -> None:
+        if self._interrupted is not None:
+            self._interrupted.cancel()
+            asyncio.run_coroutine_threadsafe(self._drop(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

@@ -114,6 +114,7 @@ class Engine:
 
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
+        self._inbox: collections.deque[Request] = collections.deque()  # filled without the lock
         self._pending: collections.deque[Request] = collections.deque()
         self._num_stored = 0  # unrolls stored since an update
         self._lags: list[np.ndarray] = []
@@ -153,6 +154,7 @@ class Engine:
     def close_slots(self, slots: np.ndarray) -> None:
         """Frees slots; what waits for their actions is forgotten."""
         with self._lock:
+            self._take_inbox()
             gone = set(slots.tolist())
             self._pending = collections.deque(
                 request for request in self._pending if gone.isdisjoint(request.slot.tolist())
@@ -168,12 +170,12 @@ class Engine:
     def add(self, request: Request) -> None:
         """A request that was checked; at most `max_rows` rows."""
         self._slots.arrived(request.slot)
-        self._pending.append(request)
+        self._inbox.append(request)
 
     @property
     def has_pending(self) -> bool:
         """Whether requests wait."""
-        return bool(self._pending)
+        return bool(self._pending or self._inbox)
 
     def step(self) -> list[tuple[Request, np.ndarray]]:
         """Acts on what has arrived, as much as one call takes: the requests with their actions.
@@ -312,6 +314,7 @@ class Engine:
 
     def _admit(self) -> tuple[list[Request], int]:
         """Takes from the waiting requests those that may act now, at most one batch of them."""
+        self._take_inbox()
         if self._slots.is_bounded:
             self._note_arrivals()
         admitted: list[Request] = []
@@ -320,12 +323,18 @@ class Engine:
         while self._pending and num_rows < self.max_rows:
             request = self._pending.popleft()
             size = len(request.slot)
-            if num_rows + size > self.max_rows or not self._slots.may_begin(request.slot, num_rows):
+            if num_rows + size > self.max_rows:
+                kept.append(request)
+                continue
+            if not self._slots.may_begin(request.slot, num_rows):
+                self._slots.held(request.slot)
                 kept.append(request)
                 continue
             admitted.append(request)
             num_rows += size
         self._pending.extendleft(reversed(kept))
+        if kept and self._slots.is_bounded and self._is_ready():
+            self._changed.notify_all()
         now = time.monotonic()
         if self._waiting_since is not None:
             self._wait_s += now - self._waiting_since
@@ -333,6 +342,10 @@ class Engine:
         if kept and not admitted:
             self._waiting_since = now
         return admitted, num_rows
+
+    def _take_inbox(self) -> None:
+        while self._inbox:
+            self._pending.append(self._inbox.popleft())
 
     def _note_arrivals(self) -> None:
         """Closes unrolls as their last timesteps arrive, since the learner may have to take them first."""

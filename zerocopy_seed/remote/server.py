@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ from grpc_health.v1._async import HealthServicer
 
 from zerocopy_envs.errors import UserError
 from zerocopy_seed.remote import bridge_pb2
-from zerocopy_seed.remote.addresses import Address, parse_address, server_options
+from zerocopy_seed.remote.addresses import Address, parse_address, require_free, server_options, taken
 from zerocopy_seed.remote.bridge import Bridge, RunDescription
 from zerocopy_seed.remote.drivers import Driver, LoopDriver, ThreadDriver
 from zerocopy_seed.remote.engine import Engine
@@ -26,6 +25,7 @@ from zerocopy_seed.remote.errors import ProtocolError, Refused
 SERVICE = "zerocopy_seed.v1.Bridge"
 
 _GOODBYE_S = 2.0  # for actors to hear that the run has ended
+_LOOK_EVERY_S = 5.0  # for actors that joined and never came
 
 
 class Server:
@@ -41,12 +41,14 @@ class Server:
       addresses: where it listens; with the port that was free where 0 was asked for.
       bridge: the sessions.
       loop: in which it serves.
+      is_run_over: set before the end where actors have nothing to come back to; else they try to.
     """
 
     def __init__(self, engine: Engine, run: RunDescription, addresses: Sequence[str], *, in_thread: bool):
         self._engine, self._run, self._in_thread = engine, run, in_thread
         self._wanted = [parse_address(address, to_listen=True) for address in addresses]
         self.addresses: tuple[str, ...] = ()
+        self.is_run_over = False
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name="server", daemon=True)
         self._started = threading.Event()
@@ -92,7 +94,7 @@ class Server:
         driver: Driver = make_driver(self._engine, self.loop, failed)
         bridge = self.bridge = Bridge(self._engine, self._run, driver.notify)
         self._engine.wake = driver.notify
-        most = bridge.wire.max_message_bytes(self._engine.max_rows)
+        most = bridge.wire.max_message_bytes(self._engine.num_slots)
         server = grpc.aio.server(options=server_options(most))
         health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(health, server)
@@ -103,11 +105,14 @@ class Server:
             for service in ("", SERVICE):
                 await health.set(service, health_pb2.HealthCheckResponse.SERVING)
             self._started.set()
-            await self._stop.wait()
+            while not self._stop.is_set():
+                bridge.free_forgotten()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stop.wait(), _LOOK_EVERY_S)
             await health.enter_graceful_shutdown()
-            bridge.end()
+            bridge.end(say_goodbye=self.is_run_over)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_GOODBYE_S):
+                async with asyncio.timeout(_GOODBYE_S if self.is_run_over else 0):
                     while bridge.num_actors:
                         await asyncio.sleep(0.01)
         finally:
@@ -117,28 +122,12 @@ class Server:
 
 def _listen(server: grpc.aio.Server, address: Address) -> str:
     """Where it listens, the port chosen."""
-    taken = UserError(
-        f"address {address.text}",
-        expected="one that can be listened on",
-        found="one that is taken, or not of this machine",
-        remedy="choose another with --bridge.address; port 0 takes a free one",
-    )
-    if address.path and _is_served(address.path):  # gRPC would take the path away from whoever has it
-        raise taken
+    require_free(address)
     try:
         port = server.add_insecure_port(address.text)
     except RuntimeError as error:
-        raise taken from error
+        raise taken(address) from error
     return address.text if address.path else f"{address.text.rpartition(':')[0]}:{port}"
-
-
-def _is_served(path: str) -> bool:
-    with socket.socket(socket.AF_UNIX) as connection:
-        try:
-            connection.connect(path)
-        except OSError:
-            return False
-    return True
 
 
 def _make_handlers(bridge: Bridge) -> grpc.GenericRpcHandler:

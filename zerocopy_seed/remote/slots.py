@@ -75,6 +75,7 @@ class Slots:
         self.is_live = np.zeros(num_slots, bool)
         self.incarnation = np.full(num_slots, first_incarnation - 1, np.int64)
         self._is_busy = np.zeros(num_slots, bool)
+        self._is_held = np.zeros(num_slots, bool)
         self._has_ended = np.ones(num_slots, bool)  # the next timestep must be FIRST
         self._row = np.zeros(num_slots, np.int32)
         self._unroll = np.full(num_slots, -1, np.int32)
@@ -110,7 +111,7 @@ class Slots:
         self.is_live[slots] = True
         self.incarnation[slots] += 1
         self._has_ended[slots] = True
-        self._is_busy[slots] = self._follows[slots] = False
+        self._is_busy[slots] = self._is_held[slots] = self._follows[slots] = False
         return slots
 
     def close(self, slots: np.ndarray) -> None:
@@ -169,6 +170,13 @@ class Slots:
             ((self._num_waiting[slot] <= self._max_lag) | (self._unroll[slot] >= 0)).all()
         )
 
+    def held(self, slot: np.ndarray) -> None:
+        """Slots [n] share a message of which one must wait for the learner, who must not wait for others then.
+
+        Environments that share messages, but not the phase of their unrolls, may so exceed the lag's bound.
+        """
+        self._is_held[slot] = True
+
     def begin_rows(self, slot: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The unroll and row, int32 [n] each, to which the timesteps and actions of slots [n] go."""
         row = self._row[slot]
@@ -182,6 +190,7 @@ class Slots:
             self._continues[unroll] = self._follows[owner]
             self._version_of[unroll] = self.version
         self._row[slot] = row + 1
+        self._is_held[slot] = False
         return self._unroll[slot], row
 
     def answered(self, slot: np.ndarray) -> None:
@@ -195,9 +204,9 @@ class Slots:
 
     @property
     def all_finished(self) -> bool:
-        """Whether there are finished unrolls, and one of every live slot among them."""
+        """Whether there are finished unrolls, and one of every live slot that can finish one."""
         owners = {int(self._slot_of[unroll]) for unroll in self._finished}
-        return bool(owners) and owners >= set(np.flatnonzero(self.is_live).tolist())
+        return bool(owners) and owners >= set(np.flatnonzero(self.is_live & ~self._is_held).tolist())
 
     def take(self, count: int) -> Taken:
         """At most `count` of the finished unrolls, the oldest first.

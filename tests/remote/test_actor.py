@@ -307,7 +307,7 @@ def test_exit_codes_and_lines_of_the_command():
     assert codes == [1, 1, 2], lines
     assert all(err.count("\n") == 1 for err in lines), lines
     assert "the simulator broke" in lines[0]
-    assert lines[1].startswith("nothing to do yet at 127.0.0.1:1: ")
+    assert lines[1].startswith("nothing to do at 127.0.0.1:1: ")
     assert lines[2] == "address '127.0.0.1': expected HOST:PORT, [IPv6]:PORT or unix:PATH, found no port\n"
 
 

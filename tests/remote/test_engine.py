@@ -240,3 +240,36 @@ def test_slots_are_refused_when_there_are_not_so_many(count):
     engine = make_engine(num_slots=5)
     assert engine.open_slots(3) is not None
     assert engine.open_slots(count) is None
+
+
+@pytest.mark.parametrize("max_policy_lag", [0, 1])
+def test_actors_come_and_go_under_a_bound_and_nothing_stops(max_policy_lag):
+    rng = np.random.default_rng(2)
+    engine = make_engine(num_slots=6, length=3, max_policy_lag=max_policy_lag)
+    actors: list[list[Stream]] = []
+    num_updates, idle = 0, 0
+    while num_updates < 60:
+        chance = rng.random()
+        if chance < 0.1 and engine.num_free >= 2:
+            slots, _ = engine.open_slots(2) or pytest.fail("no slots")
+            actors.append([Stream(slot, rng) for slot in slots.tolist()])
+            send(engine, actors[-1])
+        elif chance < 0.13 and actors:
+            gone = actors.pop(int(rng.integers(len(actors))))
+            engine.close_slots(np.array([stream.slot for stream in gone], np.int32))
+        idle += 1
+        while answers := engine.step():
+            for request, actions in answers:
+                idle = 0
+                request.answer(actions)
+        for streams in actors:
+            if all(len(stream.actions) == len(stream.rows) for stream in streams):
+                if rng.random() < 0.05:  # one environment of two begins anew: out of phase from here on
+                    streams[0].rows.append((LAST, 0))
+                    streams[0].actions.append(0)
+                    engine._slots._has_ended[streams[0].slot] = False
+                send(engine, streams)
+        if (found := engine.take(0.0)) is not None:
+            engine.publish(PARAMS, found.slot)
+            num_updates, idle = num_updates + 1, 0
+        assert idle < 200

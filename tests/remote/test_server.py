@@ -14,8 +14,17 @@ import pytest
 from counting_agent import PARAMS, make_counting_agent
 from counting_environment import Counting
 
+from zerocopy_envs import registry
 from zerocopy_envs.errors import UserError
-from zerocopy_envs.types import ArraySpec, DiscreteAction, EnvironmentSpec, StepType, TimeStep
+from zerocopy_envs.types import (
+    ArraySpec,
+    BoundedAction,
+    DiscreteAction,
+    EnvironmentSpec,
+    StepType,
+    TimeStep,
+)
+from zerocopy_seed.loops.local_actors import LocalActors
 from zerocopy_seed.remote import bridge_pb2, bridge_pb2_grpc
 from zerocopy_seed.remote.actor import Actor
 from zerocopy_seed.remote.bridge import Bridge, RunDescription
@@ -235,13 +244,68 @@ def test_two_actors_see_different_episodes():
 
 def test_a_large_message_goes_both_ways():
     size = 1_612_800
-    spec = EnvironmentSpec(ArraySpec((size,), np.float32), DiscreteAction(3))
-    engine = make_engine(spec, num_slots=1, length=1)
-    timestep = TimeStep(
-        np.zeros(1, np.int8), np.zeros(1, np.float32), np.ones(1, np.float32), np.ones((1, size), np.float32)
+    spec = EnvironmentSpec(ArraySpec((size,), np.float32), BoundedAction((size,)))
+    agent = make_counting_agent()
+
+    def act(params, state, timestep, mode):
+        _, output, state = agent.act(params, state, timestep, mode)
+        return timestep.observation / 2, output, state
+
+    engine = Engine(
+        agent._replace(act=act),
+        spec,
+        PARAMS,
+        seed=0,
+        num_slots=1,
+        unroll_length=1,
+        max_policy_lag=np.inf,
+        max_batch=8,
     )
+    observation = np.linspace(-1, 1, size, dtype=np.float32)[None]
+    timestep = TimeStep(np.zeros(1, np.int8), np.zeros(1, np.float32), np.ones(1, np.float32), observation)
     with serving(engine, spec=spec) as (server, _), ActorClient(server.addresses[0], spec, 1) as client:
-        assert client.step(timestep).tolist() == [101 % 3]
+        np.testing.assert_array_equal(client.step(timestep), observation / 2)
+
+
+def test_pong_is_played(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
+    game = registry.make("ale:Pong", num_envs=1)
+    game.close()
+    engine = Engine(
+        make_counting_agent(num_actions=6),
+        game.spec,
+        PARAMS,
+        seed=0,
+        num_slots=4,
+        unroll_length=25,
+        max_policy_lag=np.inf,
+        max_batch=64,
+    )
+    taken = []
+    server = Server(engine, describe(game.spec, "ale:Pong"), ("127.0.0.1:0",), in_thread=False)
+    with server, LocalActors(server.addresses[0], [3, 1], warn=pytest.fail):
+        for _ in range(4):
+            found = engine.take(60.0)
+            assert found is not None and len(found.slot) == 4
+            taken.append(found)
+    trajectory = jax.tree.map(np.asarray, taken[-1].trajectory)
+    assert trajectory.timestep.observation.shape == (26, 4, 84, 84)
+    assert set(np.unique(trajectory.timestep.reward)) <= {-1.0, 0.0, 1.0}
+    moved = (trajectory.timestep.observation[1:] != trajectory.timestep.observation[:-1]).any((0, 2, 3))
+    assert moved.all()
+
+
+def test_few_actors_with_a_large_batch_advance():
+    engine = make_engine(num_slots=64, length=2)
+    with serving(engine) as (server, taken), contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(ActorClient(server.addresses[0], SPEC, 1)) for _ in range(3)]
+        simulators = [Counting(1) for _ in clients]
+        timesteps = [one.reset(client.seeds) for one, client in zip(simulators, clients, strict=True)]
+        while not taken:
+            for place, (one, client) in enumerate(zip(simulators, clients, strict=True)):
+                one.send(client.step(timesteps[place]))
+                timesteps[place] = one.recv()[1]
+    assert len(taken[0].slot) == 64
 
 
 def test_a_second_learner_on_an_address_is_told_which(tmp_path):

@@ -171,7 +171,7 @@ class Slots:
         )
 
     def held(self, slot: np.ndarray) -> None:
-        """Slots [n] share a message of which one must wait for the learner, who must not wait for others then.
+        """Slots [n] share a message in which one waits for the learner, who must not wait for the others.
 
         Environments that share messages, but not the phase of their unrolls, may so exceed the lag's bound.
         """

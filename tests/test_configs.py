@@ -1,7 +1,6 @@
 import pathlib
 
 import jax
-import jax.numpy as jnp
 import pytest
 
 from zerocopy_envs.wrappers import Vectorized
@@ -10,7 +9,7 @@ from zerocopy_seed.config_file import load_config
 from zerocopy_seed.loops.bridge import init_learner
 from zerocopy_seed.loops.environments import find_environment
 from zerocopy_seed.loops.on_device import init_train_state, make_update
-from zerocopy_seed.remote.tables import Column, gather, make_tables
+from zerocopy_seed.remote.tables import make_tables, make_trajectory
 
 CONFIGS = sorted((pathlib.Path(__file__).parent.parent / "configs").glob("*.toml"))
 
@@ -63,10 +62,7 @@ def test_every_config_traces_through_an_update(path):
             num_unrolls=config.env.num_envs,
             length=config.agent.unroll_length,
         )
-        every = jnp.arange(config.env.num_envs, dtype=jnp.int32)
-        learner, metrics = agent.learn(
-            state.learner, gather(tables, Column(every, every, jnp.zeros(every.shape, bool)))
-        )
+        learner, metrics = agent.learn(state.learner, make_trajectory(config.env.num_envs, tables))
         return state, (state._replace(learner=learner), metrics)
 
     before, (after, metrics) = jax.eval_shape(init_and_learn)

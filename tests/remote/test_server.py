@@ -7,6 +7,7 @@ import sys
 import threading
 
 import grpc
+import jax
 import numpy as np
 import protocol_client
 import pytest
@@ -55,7 +56,7 @@ def serving(engine, addresses=("127.0.0.1:0",), *, spec=SPEC, in_thread=False):
     def learn():
         while not is_done.is_set():
             if (found := engine.take(0.02)) is not None:
-                taken.append(found)
+                taken.append(kept(found))
                 engine.publish(PARAMS, found.slot)
 
     learner = threading.Thread(target=learn)
@@ -76,6 +77,11 @@ async def act_until(make_transport, condition):
             await asyncio.sleep(0.005)
     actor.leave()
     await task
+
+
+def kept(found):
+    """A round whose trajectory is a copy, since the next is written over it."""
+    return found._replace(trajectory=jax.tree.map(np.array, found.trajectory))
 
 
 def require_whole_streams(taken):
@@ -113,7 +119,7 @@ def test_an_actor_within_the_process():
 
         def learned():
             if (found := engine.take(0.0)) is not None:
-                taken.append(found)
+                taken.append(kept(found))
                 engine.publish(PARAMS, found.slot)
             return len(taken) >= 3
 

@@ -1,10 +1,12 @@
 """The learner's side over every transport: real gRPC on loopback and Unix sockets, and within one process."""
 
 import asyncio
+import concurrent.futures
 import contextlib
 import subprocess
 import sys
 import threading
+import time
 
 import grpc
 import jax
@@ -208,7 +210,7 @@ def test_health_is_served(served):
 @pytest.mark.parametrize(
     ("message", "line"),
     [
-        (bridge_pb2.Observations(environment=b"\0" * 4), "step_type"),
+        (bridge_pb2.Observations(environment=b"\0" * 4), "observation: expected 1 arrays, found 0"),
         (
             bridge_pb2.Observations(
                 environment=b"\0" * 4,
@@ -321,13 +323,22 @@ def test_a_second_learner_on_an_address_is_told_which(tmp_path):
 
 
 def test_the_end_of_a_run_is_said_to_actors():
-    with serving(make_engine()) as (server, _):
-        client = ActorClient(server.addresses[0], SPEC, 1)
+    def simulate(address):
         simulator = Counting(1)
-        simulator.send(client.step(simulator.reset(client.seeds)))
+        with ActorClient(address, SPEC, 1) as client, pytest.raises(RunEnded):
+            timestep = simulator.reset(client.seeds)
+            while True:
+                simulator.send(client.step(timestep))
+                timestep = simulator.recv()[1]
+
+    with serving(make_engine()) as (server, taken), concurrent.futures.ThreadPoolExecutor(1) as pool:
+        simulation = pool.submit(simulate, server.addresses[0])
+        while not taken:
+            time.sleep(0.01)
         server.is_run_over = True
-    with pytest.raises(RunEnded):
-        client.step(simulator.recv()[1])
+        server.__exit__()
+        simulation.result(timeout=30)
+    assert server.bridge.num_lost == 0
 
 
 def test_a_killed_actor_frees_its_slots_and_is_counted():

@@ -30,6 +30,7 @@ class Experiment:
     config: str
     overrides: tuple[str, ...]
     goal: str
+    num_episodes: int = 128
 
 
 # Fifteen steps lie between the bit and the reward: no sequence with its burn-in holds both. And a slot's
@@ -63,6 +64,11 @@ EXPERIMENTS = {
         Experiment("MemoryChain-bsuite (20), R2D2", "r2d2_memory_chain_20", (), ">= 0.95"),
         Experiment("Breakout-MinAtar, R2D2", "r2d2_breakout_minatar", (), ">= 10"),
     ),
+    "bridge": (
+        Experiment("CartPole-v1 of Gymnasium, V-trace", "vtrace_gymnasium_cartpole", (), ">= 475"),
+        Experiment("CartPole-v1 of Gymnasium, R2D2", "r2d2_gymnasium_cartpole", (), ">= 450"),
+    ),
+    "pong": (Experiment("Pong, Ape-X DQN", "apex_dqn_pong", (), ">= 15", num_episodes=10),),
     "stored_state": tuple(
         Experiment(name, "r2d2_memory_chain", (*SHORT_SEQUENCES, *overrides), "none")
         for name, overrides in (
@@ -96,7 +102,8 @@ def train_and_evaluate(experiment: Experiment, seed: int, run_dir: pathlib.Path)
     _, train_s = run_command(
         cache, "train", str(config), "--seed", str(seed), *experiment.overrides, "--run-dir", str(run_dir)
     )
-    printed, _ = run_command(cache, "evaluate", str(run_dir), "--json")
+    num_episodes = str(experiment.num_episodes)
+    printed, _ = run_command(cache, "evaluate", str(run_dir), "--json", "--episodes", num_episodes)
     evaluation = json.loads(printed.splitlines()[-1])
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     curve = [[line["env_steps"], line["episode_return"]] for line in lines if "episode_return" in line]
@@ -118,7 +125,7 @@ def train_and_evaluate(experiment: Experiment, seed: int, run_dir: pathlib.Path)
 def table(results: list[dict]) -> str:
     """The results as Markdown, one row per experiment."""
     lines = [
-        "| environment, agent or network | goal | return, mean of 128 episodes, by seed "
+        f"| environment, agent or network | goal | return, mean of {results[0]['num_episodes']} episodes, by seed "
         "| env_steps | launch to trained, s |",
         "|---|---|---|---|---|",
     ]

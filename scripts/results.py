@@ -124,8 +124,9 @@ def train_and_evaluate(experiment: Experiment, seed: int, run_dir: pathlib.Path)
 
 def table(results: list[dict]) -> str:
     """The results as Markdown, one row per experiment."""
+    num_episodes = results[0]["num_episodes"]
     lines = [
-        f"| environment, agent or network | goal | return, mean of {results[0]['num_episodes']} episodes, by seed "
+        f"| environment, agent or network | goal | return, mean of {num_episodes} episodes, by seed "
         "| env_steps | launch to trained, s |",
         "|---|---|---|---|---|",
     ]

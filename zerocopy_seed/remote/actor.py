@@ -347,7 +347,15 @@ def _make_environments(name: str, settings: dict[str, Any], sizes: Sequence[int]
     if len(sizes) == 1 and made.num_envs == sizes[0]:
         return [made]
     made.close()
-    return [registry.make(name, num_envs=size, **settings) for size in sizes]
+    environments = [registry.make(name, num_envs=size, **settings) for size in sizes]
+    for environment, size in zip(environments, sizes, strict=True):
+        if environment.num_envs != size:
+            raise UserError(
+                f"environment {name!r}: num_envs",
+                expected=f"{size}, as its factory was asked for",
+                found=str(environment.num_envs),
+            )
+    return environments
 
 
 def _read_settings(text: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
+import pathlib
 import socket
 
 from zerocopy_envs.errors import UserError
@@ -60,6 +61,8 @@ def parse_address(text: str, *, to_listen: bool = False) -> Address:
       UserError: in one line.
     """
     subject = f"address {text!r}"
+    if not text.isprintable() or any("\ud800" <= mark <= "\udfff" for mark in text):
+        raise UserError(subject, expected=_FORMS, found="characters that cannot be printed")
     if text.startswith("unix:"):
         path = text.removeprefix("unix:").removeprefix("//")
         if not path:
@@ -87,8 +90,8 @@ def parse_address(text: str, *, to_listen: bool = False) -> Address:
     if not host or any(mark.isspace() for mark in host):
         raise UserError(subject, expected=_FORMS, found="no host" if not host else repr(host))
     least = 0 if to_listen else 1
-    if not (digits.isascii() and digits.isdigit()) or not least <= int(digits) <= 65535:
-        raise UserError(subject, expected=f"a port from {least} to 65535", found=digits or "nothing")
+    if not (digits.isascii() and digits.isdigit()) or len(digits) > 5 or not least <= int(digits) <= 65535:
+        raise UserError(subject, expected=f"a port from {least} to 65535", found=digits[:20] or "nothing")
     return Address(f"{host}:{int(digits)}", host.strip("[]"), int(digits))
 
 
@@ -99,8 +102,10 @@ def require_free(address: Address) -> None:
       UserError: naming it.
     """
     if address.path:
+        path = pathlib.Path(address.path)
+        is_usable = path.parent.is_dir() and (not path.exists() or path.is_socket())
         with socket.socket(socket.AF_UNIX) as probe:
-            if probe.connect_ex(address.path) == 0:
+            if not is_usable or probe.connect_ex(address.path) == 0:
                 raise taken(address)
         return
     try:
@@ -119,8 +124,8 @@ def taken(address: Address) -> UserError:
     return UserError(
         f"address {address.text}",
         expected="one that can be listened on",
-        found="one that is taken, or not of this machine",
-        remedy="choose another with --bridge.address; port 0 takes a free one",
+        found="one that is taken, or not of this machine, or whose folder is not there",
+        remedy="choose another with --bridge.address",
     )
 
 

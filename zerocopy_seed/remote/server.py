@@ -25,6 +25,7 @@ from zerocopy_seed.remote.errors import ProtocolError, Refused
 SERVICE = "zerocopy_seed.v1.Bridge"
 
 _GOODBYE_S = 2.0  # for actors to hear that the run has ended
+_LEAST_LIMIT = 2**20  # bytes of a message
 _LOOK_EVERY_S = 5.0  # for actors that joined and never came
 
 
@@ -94,7 +95,8 @@ class Server:
         driver: Driver = make_driver(self._engine, self.loop, failed)
         bridge = self.bridge = Bridge(self._engine, self._run, driver.notify)
         self._engine.wake = driver.notify
-        most = bridge.wire.max_message_bytes(self._engine.num_slots)
+        # A spec, which joining sends, may be larger than a step of few environments.
+        most = max(bridge.wire.max_message_bytes(self._engine.num_slots), _LEAST_LIMIT)
         server = grpc.aio.server(options=server_options(most))
         health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(health, server)

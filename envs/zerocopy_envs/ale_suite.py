@@ -138,8 +138,7 @@ class AleEnvironment:
             reward_clipping=False,
             use_fire_reset=False,
             autoreset_mode=AutoresetMode.NEXT_STEP,
-            **self._settings,
-            **screen,
+            **{**self._settings, **screen},
         )
         expected = (AutoresetMode.NEXT_STEP, self.spec.action)
         found = (

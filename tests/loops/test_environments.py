@@ -9,5 +9,5 @@ def test_an_environment_on_the_host_is_refused_in_one_line():
     with pytest.raises(UserError) as caught:
         make_environment(EnvConfig(name="gymnasium:CartPole-v1"))
     message = str(caught.value)
-    assert "env.name = 'gymnasium:CartPole-v1'" in message and "comes with the bridge" in message
+    assert "env.name = 'gymnasium:CartPole-v1'" in message and "steps on the host" in message
     assert "\n" not in message

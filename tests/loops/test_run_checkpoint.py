@@ -107,30 +107,32 @@ def test_a_replay_is_spread_over_devices_from_the_first(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("capacity", "replay", "named"),
+    ("capacity", "replay", "free", "named"),
     [
         (
             2 * 10**8,
             "auto",
+            100 * GB,
             r"^checkpoint\.replay: expected true or false .*'auto', and a replay of 1\d\.\d\d GB",
         ),
         (
             2 * 10**8,
             False,
-            r"^agent\.replay_capacity: expected a run of at most 9\.00 GB.*; use at most \d+$",
+            9 * GB,
+            r"^agent\.replay_capacity: expected a run of at most 7\.10 GB, .*; use at most \d+$",
         ),
-        (10**8, True, r"^agent\.replay_capacity: .*its copy .*set checkpoint\.replay = false$"),
+        (10**8, True, 12 * GB, r"^agent\.replay_capacity: .*its copy .*set checkpoint\.replay = false$"),
     ],
 )
 def test_a_replay_that_is_too_large_is_refused_before_anything_compiles(
-    tmp_path, monkeypatch, capacity, replay, named
+    tmp_path, monkeypatch, capacity, replay, free, named
 ):
     def must_not_run(*_):
         raise AssertionError("compiled")
 
     for name in ("_compile", "_compile_once", "_make_run_dir", "restore_train_state"):
         monkeypatch.setattr(train_module, name, must_not_run)
-    monkeypatch.setattr("zerocopy_seed.loops.memory.available_memory", lambda: 9 * GB)
+    monkeypatch.setattr("zerocopy_seed.loops.memory.available_memory", lambda: free)
     config = dataclasses.replace(
         CATCH,
         agent=R2D2Config(unroll_length=1, period=1, sequence_length=1, replay_capacity=capacity),

@@ -151,6 +151,7 @@ def test_a_resume_may_not_change_the_mathematics(run_dir):
     assert (run_dir / "config.toml").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_resume_may_change_the_rest(tmp_path):
     assert train(dataclasses.replace(CATCH, total_env_steps=100), tmp_path) == 0
     changed = dataclasses.replace(
@@ -265,7 +266,7 @@ def test_a_reader_that_has_gone_does_not_end_the_run(tmp_path, monkeypatch):
     assert read_checkpoint(CATCH, tmp_path)[0] >= CATCH.total_env_steps
 
 
-@pytest.mark.parametrize("begin", [2**31 - 100, 2**32 - 100])
+@pytest.mark.parametrize("begin", [pytest.param(2**31 - 100, marks=pytest.mark.slow), 2**32 - 100])
 def test_counters_go_on_past_32_bits(run_dir, tmp_path, begin):
     # A run that has come that far, resumed.
     config = dataclasses.replace(CATCH, total_env_steps=begin + 300)

@@ -35,13 +35,15 @@ class HostEnvironments:
         Raises:
           UserError: the simulator owns its loop.
         """
-        if self.owns_loop:
+        environment = registry.make(self.name, num_envs=num_envs, **self.settings)
+        if registry.environment_kind(environment) == "spec":
             raise UserError(
                 f"environment {self.name!r}",
-                expected="an environment",
-                found="the spec of one that steps elsewhere",
+                expected="one that can be made",
+                found="a spec alone, for simulators that own their loop",
+                remedy="name another with the same spec",
             )
-        return registry.make(self.name, num_envs=num_envs, **self.settings)
+        return environment
 
 
 def find_environment(config: EnvConfig) -> Vectorized | HostEnvironments:

@@ -168,7 +168,7 @@ def _write_gif(path: pathlib.Path, frames: list[np.ndarray], seconds: float) -> 
 
 
 def _write_mp4(path: pathlib.Path, frames: list[np.ndarray], seconds: float) -> None:
-    import imageio
+    import imageio  # pyright: ignore[reportMissingImports]  # an extra
 
     # The codec halves the resolution of colours, so that sides must be even.
     edges = [(0, size % 2) for size in frames[0].shape[:2]]

@@ -35,8 +35,15 @@ AGENTS = {
 }
 
 
-@pytest.mark.parametrize("core", ["none", pytest.param("gru", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize(
+    ("name", "core"),
+    [
+        ("vtrace", "none"),
+        ("r2d2", "none"),
+        pytest.param("vtrace", "gru", marks=pytest.mark.slow),
+        pytest.param("r2d2", "gru", marks=pytest.mark.slow),
+    ],
+)
 def test_the_bridge_in_lock_step_equals_the_device(name, core):
     environment = Vectorized(registry.make("zerocopy:Catch"))
     agent = make_agent(AGENTS[name], NETWORKS[core], environment.spec, num_slots=NUM_ENVS)

@@ -408,7 +408,7 @@ def test_one_step_needs_no_scan():
     assert "scan" in str(jax.make_jaxpr(network.apply)(variables, two, core))
 
 
-@pytest.mark.parametrize("core", [pytest.param("none", marks=pytest.mark.slow), "lstm"])
+@pytest.mark.parametrize("core", ["none", pytest.param("lstm", marks=pytest.mark.slow)])
 def test_networks_run_under_vmap_over_seeds_and_in_shard_map(core):
     config = NetworkConfig(hidden_sizes=(8,), core=core, core_size=8, use_last_action=True)
     network = make_network(config, VECTOR)

@@ -59,6 +59,7 @@ def wait_for_lines(process, run_dir, count, timeout_s=120):
         time.sleep(0.02)
 
 
+@pytest.mark.slow  # without a signal, and with a replay, it is in the default run
 def test_stopped_by_sigterm_and_resumed_is_never_stopped(tmp_path):
     config = dataclasses.replace(
         CONFIG, total_env_steps=10**12, metrics=dataclasses.replace(CONFIG.metrics, every_env_steps=2_000)
@@ -101,7 +102,6 @@ def test_stopped_by_sigterm_and_resumed_is_never_stopped(tmp_path):
     assert rows[-1]["env_steps"] == end and rows[-1]["wall_s"] < 1e9
 
 
-@pytest.mark.slow  # through SIGTERM, and with a replay, it is in the default run
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
 def test_ten_updates_are_five_restored_and_five_more(tmp_path, optimizer):
     config = dataclasses.replace(CONFIG, agent=dataclasses.replace(CONFIG.agent, optimizer=optimizer))

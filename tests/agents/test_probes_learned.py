@@ -165,6 +165,7 @@ def learn_q(name, observations, *, num_updates=150, **changes):
     return outputs(np.array(observations, np.float32))
 
 
+@pytest.mark.slow
 def test_q_bootstraps_from_a_truncation():
     # Through h: what is learned is h of the return.
     q = learn_q("truncated", [[1]], rescale_values=True)

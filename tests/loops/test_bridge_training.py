@@ -127,7 +127,7 @@ def test_in_lock_step_actors_train_what_the_device_trains(tmp_path, agent):
         [(row["num_episodes"], row.get("episode_return")) for row in read_metrics(tmp_path / name)]
         for name in ("device", "actors")
     ]
-    np.testing.assert_allclose(episodes[0], episodes[1], rtol=1e-6)
+    np.testing.assert_allclose(*(np.array(rows, np.float64) for rows in episodes), rtol=1e-6)
 
 
 def start(tmp_path, *flags):

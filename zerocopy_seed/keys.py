@@ -6,6 +6,7 @@ import enum
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from zerocopy_seed.types import Array, Key
 
@@ -39,3 +40,9 @@ def slot_keys(seed: Array | int, stream: Stream, slots: Array, incarnation: Arra
     return jax.vmap(lambda slot, number: fold(fold(base, slot), number))(
         slots, jnp.broadcast_to(jnp.asarray(incarnation), slots.shape)
     )
+
+
+def as_seeds(words: Array) -> np.ndarray:
+    """Keys' words [B, 2] uint32 as host environments' seeds, uint64 [B]; the first word is the upper half."""
+    words = np.asarray(words).astype(np.uint64)
+    return (words[:, 0] << np.uint64(32)) | words[:, 1]

@@ -13,7 +13,7 @@ import numpy as np
 
 from zerocopy_envs.errors import UserError
 from zerocopy_envs.types import HostEnvironment, StepType, TimeStep
-from zerocopy_seed.keys import Stream, slot_keys
+from zerocopy_seed.keys import Stream, as_seeds, slot_keys
 from zerocopy_seed.types import ActingParams, Agent, AgentState, Array, Mode
 
 _PROGRESS_EVERY_S = 10.0
@@ -35,8 +35,7 @@ def play(
     """
     slots = np.arange(environment.num_envs)
     environment_keys = slot_keys(seed, Stream.EVALUATION_ENVIRONMENT, jnp.asarray(slots, jnp.int32))
-    words = np.asarray(jax.random.key_data(environment_keys)).tolist()
-    timestep = environment.reset([high << 32 | low for high, low in words])
+    timestep = environment.reset(as_seeds(jax.random.key_data(environment_keys)).tolist())
     yield slots, timestep
 
     @jax.jit

@@ -87,8 +87,9 @@ def _train(config: Config, run_dir: pathlib.Path, resume: bool, stop: StopReques
     if config.env.place == "actors":
         act_synchronously()
     environment = find_environment(config.env)
-    has_actors = config.env.place == "actors" or isinstance(environment, HostEnvironments)
-    if has_actors:
+    in_actors = config.env.place == "actors"
+    on_device = environment if isinstance(environment, Vectorized) and not in_actors else None
+    if on_device is None:
         act_synchronously()
         _check_bridge(config, environment)
     spec = environment.spec
@@ -98,16 +99,16 @@ def _train(config: Config, run_dir: pathlib.Path, resume: bool, stop: StopReques
     use_compile_cache()
 
     def init() -> TrainState:
-        if isinstance(environment, HostEnvironments) or has_actors:
+        if on_device is None:
             return init_learner(agent, config.seed)
-        return init_train_state(agent, environment, config.seed, config.env.num_envs)
+        return init_train_state(agent, on_device, config.seed, config.env.num_envs)
 
     def init_without_replay() -> TrainState:
         return _with_replay(init(), ())
 
     state_types = jax.eval_shape(init)  # traced before anything is written: what does not fit is refused here
     in_memory = state_types
-    if has_actors:
+    if on_device is None:
         in_memory = state_types._replace(actor=table_types(config, agent, spec, state_types))
     devices = jax.devices()[: config.devices.num_devices]
     # whether a replay is saved is asked only of one that fits
@@ -145,12 +146,12 @@ def _train(config: Config, run_dir: pathlib.Path, resume: bool, stop: StopReques
                 _compile_once(init_without_replay)(), empty_replay(state_types.learner.replay)
             )
         with contextlib.ExitStack() as stack:
-            if isinstance(environment, HostEnvironments) or has_actors:
+            if on_device is None:
                 program = stack.enter_context(
                     bridge_program(config, agent, spec, state, run_dir, stop, say=_say, warn=_complain)
                 )
             else:
-                program, state = _compile(config, environment, agent, state, mesh)
+                program, state = _compile(config, on_device, agent, state, mesh)
             compile_s = time.perf_counter() - began
             metrics = stack.enter_context(
                 MetricsWriter(

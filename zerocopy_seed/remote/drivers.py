@@ -55,8 +55,7 @@ class LoopDriver:
         except BaseException as error:
             self._failed(error)
             return
-        for request, actions in answers:
-            request.answer(actions)
+        _give(answers)
         if answers and self._engine.has_pending:
             self.notify()
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from zerocopy_envs.types import EnvironmentSpec
-from zerocopy_seed.keys import Stream, slot_keys
+from zerocopy_seed.keys import Stream, as_seeds, slot_keys
 from zerocopy_seed.remote import tables as device
 from zerocopy_seed.remote.batches import Batch, Request, make_batches
 from zerocopy_seed.remote.slots import Slots, Taken
@@ -138,8 +138,7 @@ class Engine:
             is_opened[slots] = True
             incarnation = self._slots.incarnation.astype(np.uint32)
             self._tables, words = self._open(self._tables, incarnation, is_opened)
-            words = np.asarray(words).astype(np.uint64)[slots]
-        return slots, (words[:, 0] << np.uint64(32)) | words[:, 1]
+        return slots, as_seeds(words)[slots]
 
     @property
     def num_slots(self) -> int:

@@ -18,7 +18,9 @@ LAYERS = (
     ("bench", "doctor"),
     ("policy",),
     ("loops",),
+    ("summary",),
     ("checkpoint", "plotting", "progress"),
+    ("curves",),
     ("manifest", "metrics"),
     ("leaves",),
     ("remote",),
@@ -29,9 +31,9 @@ LAYERS = (
     ("ops", "keys"),
     ("config_file",),
     ("config_checks", "config_flags", "extras"),
-    ("config_tables",),
+    ("config_sweep", "config_tables"),
     ("config_keys", "replay_layout"),
-    ("config", "types"),
+    ("config", "interquartile", "types"),
 )
 PURE = {
     "rollout",
@@ -47,8 +49,10 @@ PURE = {
     "config",
     "config_checks",
     "config_keys",
+    "config_sweep",
     "config_tables",
     "config_flags",
+    "interquartile",
     "types",
 }
 IMPURE_MODULES = {"grpc", "orbax", "logging", "time", "datetime", "tensorboardX", "matplotlib"}
@@ -59,8 +63,10 @@ JAX_FREE = {
     "zerocopy_seed.config",
     "zerocopy_seed.config_checks",
     "zerocopy_seed.config_file",
+    "zerocopy_seed.curves",
     "zerocopy_seed.doctor",
     "zerocopy_seed.extras",
+    "zerocopy_seed.plotting",
     "zerocopy_seed.replay_layout",
     "zerocopy_seed.types",
     "zerocopy_seed.remote",

@@ -105,8 +105,10 @@ def test_ends_and_resets_mask_the_same_rows_as_on_the_device(played):
     @jax.jit
     def run():
         slots = jnp.arange(NUM_ENVS, dtype=jnp.int32)
-        keys = (slot_keys(SEED, stream, slots) for stream in (Stream.AGENT, Stream.ENVIRONMENT))
-        state = begin(agent.initial_state, environment.reset, *keys, slots)
+        keys, environment_keys = (
+            slot_keys(SEED, stream, slots) for stream in (Stream.AGENT, Stream.ENVIRONMENT)
+        )
+        state = begin(agent.initial_state, environment.reset, keys, environment_keys, slots)
 
         def one_unroll(state, _):
             params = ActingParams(())

@@ -1,11 +1,15 @@
 """A deterministic environment driven on the device and by the engine in lock step is one and the same run."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from in_process_actor import InProcessActor
 
 from zerocopy_envs import registry
+from zerocopy_envs.host_steps import make_timestep
 from zerocopy_envs.wrappers import Vectorized
 from zerocopy_seed.agents import make_agent
 from zerocopy_seed.config import NetworkConfig, R2D2Config, VTraceConfig
@@ -66,16 +70,7 @@ def test_the_bridge_in_lock_step_equals_the_device(name, core):
 def run_lock_step(agent, environment, num_updates):
     """The learner after so many updates, the engine, and the last timestep; all environments in one actor."""
     learner = jax.jit(agent.init)(stream_key(SEED, Stream.LEARNER))
-    engine = Engine(
-        agent,
-        environment.spec,
-        agent.acting(learner),
-        seed=SEED,
-        num_slots=NUM_ENVS,
-        unroll_length=LENGTH,
-        max_policy_lag=0,
-        max_batch=256,
-    )
+    engine = make_engine(agent, environment.spec, learner, max_policy_lag=0)
     engine.warm_up()
     slots, seeds = engine.open_slots(NUM_ENVS) or pytest.fail("no slots")
     words = np.stack([seeds >> np.uint64(32), seeds & np.uint64(0xFFFFFFFF)], -1).astype(np.uint32)
@@ -97,6 +92,19 @@ def run_lock_step(agent, environment, num_updates):
     return learner, engine, timestep
 
 
+def make_engine(agent, spec, learner, *, max_policy_lag):
+    return Engine(
+        agent,
+        spec,
+        agent.acting(learner),
+        seed=SEED,
+        num_slots=NUM_ENVS,
+        unroll_length=LENGTH,
+        max_policy_lag=max_policy_lag,
+        max_batch=256,
+    )
+
+
 def add(engine, slots, timestep):
     timestep = jax.tree.map(np.asarray, timestep)
     leaves = tuple(jax.tree.leaves(timestep.observation))
@@ -105,3 +113,54 @@ def add(engine, slots, timestep):
     )
     assert engine.check(request) is None
     engine.add(request)
+
+
+class Paying:
+    """Episodes of three steps, which pay 7, 0 and -20."""
+
+    def __init__(self, spec, num_envs):
+        self.spec, self.num_envs = spec, num_envs
+
+    def reset(self, seeds):
+        self._age = np.zeros(self.num_envs, np.int64)
+        return self._timestep()
+
+    def send(self, actions):
+        self._age = (self._age + 1) % 4
+
+    def recv(self):
+        return np.arange(self.num_envs), self._timestep()
+
+    def close(self):
+        pass
+
+    def _timestep(self):
+        age = self._age
+        observation = np.zeros((self.num_envs, *self.spec.observation.shape), np.float32)
+        return make_timestep(age == 0, np.array([0, 7, 0, -20])[age], age == 3, age == 3, observation)
+
+
+def test_rewards_are_logged_as_paid_and_learned_from_clipped():
+    spec = registry.make("zerocopy:Catch").spec
+    agent = make_agent(
+        dataclasses.replace(AGENTS["vtrace"], reward_clip=1.0), NETWORKS["none"], spec, num_slots=NUM_ENVS
+    )
+    learner = jax.jit(agent.init)(stream_key(SEED, Stream.LEARNER))
+    # of zeros, so that rewards matter as what is learned from, and not as what the network reads
+    learner = learner._replace(params=jax.tree.map(np.zeros_like, learner.params))
+    engine = make_engine(agent, spec, learner, max_policy_lag=np.inf)
+    (paid,) = InProcessActor(engine, Paying(spec, NUM_ENVS)).play(1)
+    figures = engine.figures()
+    assert (figures["num_episodes"], figures["episode_return"]) == (NUM_ENVS, -13)
+    np.testing.assert_array_equal(paid.timestep.reward[:, 0], [0, 7, 0, -20, 0, 7])
+
+    learn = jax.jit(agent.learn)
+    reward = np.array([[0, 1, 0, -1, 0, 1]] * NUM_ENVS, np.float32).T
+    clipped = paid._replace(timestep=paid.timestep._replace(reward=reward))
+    unlimited = learner._replace(settings=learner.settings | {"reward_clip": jnp.float32(np.inf)})
+    from_paid, from_clipped, from_unlimited = (
+        [float(learn(state, trajectory)[1][name]) for name in ("value_loss", "policy_loss")]
+        for state, trajectory in ((learner, paid), (unlimited, clipped), (unlimited, paid))
+    )
+    assert from_paid == from_clipped
+    assert all(np.array(from_paid) != from_unlimited)

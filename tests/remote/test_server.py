@@ -341,6 +341,20 @@ def test_the_end_of_a_run_is_said_to_actors():
     assert server.bridge.num_lost == 0
 
 
+def test_a_simulator_that_is_busy_when_the_run_ends_hears_of_it():
+    with serving(make_engine()) as (server, _):
+        client = ActorClient(server.addresses[0], SPEC, 1, reconnect_s=0.5)
+        timestep = Counting(1).reset(client.seeds)
+        client.step(timestep)
+        server.is_run_over = True
+        server.__exit__()
+    for _ in range(2):
+        with pytest.raises(RunEnded):
+            client.step(timestep)
+    client.close()
+    assert server.bridge.num_lost == 0
+
+
 def test_a_killed_actor_frees_its_slots_and_is_counted():
     program = (
         "import sys, time, numpy as np; from zerocopy_seed.remote.client import ActorClient;"

@@ -25,6 +25,7 @@ from zerocopy_seed.remote import bridge_pb2
 from zerocopy_seed.remote.addresses import parse_address
 from zerocopy_seed.remote.codec import (
     OBSERVATIONS_GOODBYE,
+    Actions,
     decode_actions,
     encode_observations,
     make_wire_format,
@@ -61,6 +62,7 @@ class ActorClient:
         self._num_requests = 0
         self._transport: GrpcTransport | None = None
         self._stream: Stream | None = None
+        self._answer: asyncio.Task[Actions] | None = None
         self._interrupted: concurrent.futures.Future | None = None
         self.num_reconnects = 0
         self.run_id = self.settings = ""
@@ -121,32 +123,50 @@ class ActorClient:
 
     async def _step(self, timestep: TimeStep) -> np.ndarray | None:
         while True:
-            if self._stream is None:
-                await self._connect()
+            stream = self._stream
+            if stream is None:
+                stream = await self._connect()
                 self.num_reconnects += 1
                 timestep = _as_first(timestep)
             try:
-                return await self._exchange(self._stream, timestep)
+                return await self._exchange(stream, timestep)
             except Unavailable:
                 if self._interrupted is not None:
                     return None
                 await self._drop()
 
-    async def _exchange(self, stream: Stream | None, timestep: TimeStep) -> np.ndarray | None:
-        assert stream is not None
-        self._num_requests += 1
-        await stream.write(encode_observations(self._wire, self._num_requests, self._environment, timestep))
+    async def _exchange(self, stream: Stream, timestep: TimeStep) -> np.ndarray | None:
+        assert self._answer is not None
+        if not self._answer.done():
+            self._num_requests += 1
+            request = encode_observations(self._wire, self._num_requests, self._environment, timestep)
+            with contextlib.suppress(Unavailable):  # reading says how the stream has ended
+                await stream.write(request)
+        answer = await self._answer
+        if answer.goodbye:
+            return None
+        if answer.request != self._num_requests:
+            raise ProtocolError("Actions.request", str(self._num_requests), str(answer.request))
+        self._listen(stream)
+        return answer.action
+
+    def _listen(self, stream: Stream) -> None:
+        """Reads the next answer, whether or not the simulator waits for one.
+
+        A learner that ends its run says goodbye and is gone soon after; what lies unread then is lost.
+        """
+        self._answer = asyncio.ensure_future(self._read(stream))
+
+    async def _read(self, stream: Stream) -> Actions:
         data = await stream.read()
         if data is None:
             raise Unavailable("it ended the stream")
         answer = decode_actions(self._wire, data, self.num_envs)
         if answer.goodbye:
-            return None
-        if answer.request != self._num_requests:
-            raise ProtocolError("Actions.request", str(self._num_requests), str(answer.request))
-        return answer.action
+            await stream.finish()
+        return answer
 
-    async def _connect(self) -> None:
+    async def _connect(self) -> Stream:
         retry = Retry(self._reconnect_s)
         while True:
             try:
@@ -161,7 +181,7 @@ class ActorClient:
                     ) from error
                 await asyncio.sleep(delay_s)
 
-    async def _join(self) -> None:
+    async def _join(self) -> Stream:
         self._transport = transport = GrpcTransport(self._address)
         run = await transport.describe()
         request = bridge_pb2.JoinRequest(
@@ -172,21 +192,27 @@ class ActorClient:
             num_environments=self.num_envs,
         )
         session = await transport.join(request)
-        self._stream = transport.open(session.id)
+        self._stream = stream = transport.open(session.id)
+        self._listen(stream)
         self.run_id, self.settings, self.seeds = run.run_id, run.settings, list(session.seeds)
+        return stream
 
     async def _leave(self) -> None:
-        if self._stream is not None:
-            with contextlib.suppress(Unavailable):
+        if self._stream is not None and self._answer is not None and not self._answer.done():
+            with contextlib.suppress(Unavailable, UserError):
                 await self._stream.write(OBSERVATIONS_GOODBYE)
                 await self._stream.finish()
                 if self._interrupted is not None:
                     await asyncio.wait([asyncio.wrap_future(self._interrupted)])
-                while await self._stream.read() is not None:
-                    pass
+                while not (await self._answer).goodbye:
+                    self._listen(self._stream)
         await self._drop()
 
     async def _drop(self) -> None:
+        answer, self._answer = self._answer, None
+        if answer is not None:
+            answer.cancel()
+            await asyncio.gather(answer, return_exceptions=True)
         transport, self._transport, self._stream = self._transport, None, None
         if transport is not None:
             await transport.close()

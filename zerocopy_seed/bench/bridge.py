@@ -16,7 +16,7 @@ from zerocopy_seed.bench.bridge_server import Crossings, serve
 from zerocopy_seed.bench.bridge_streams import add_streams, stop_one
 from zerocopy_seed.bench.command import print_json, require_no_choice
 from zerocopy_seed.config import Config
-from zerocopy_seed.loops.bridge import act_synchronously
+from zerocopy_seed.loops.serving import act_synchronously
 
 FRAMES = Load((84, 84), "uint8", rows=64, in_flight=2)  # 451 KB
 FEW_FRAMES = FRAMES._replace(rows=4)  # 28 KB

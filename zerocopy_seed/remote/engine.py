@@ -56,6 +56,7 @@ class Engine:
       max_policy_lag: see `BridgeConfig`.
       max_batch: most rows of one call; rounded up to a power of two.
       first_incarnation: see `Slots`.
+      first_slot: the run's number of this engine's slot 0; those before it are elsewhere.
     """
 
     def __init__(
@@ -70,8 +71,9 @@ class Engine:
         max_policy_lag: float,
         max_batch: int,
         first_incarnation: int = 0,
+        first_slot: int = 0,
     ):
-        self._agent, self._params = agent, params
+        self._agent, self._params, self._first_slot = agent, params, first_slot
         self._slots = Slots(
             num_slots,
             unroll_length,
@@ -95,10 +97,9 @@ class Engine:
         self.max_rows = self._batches[-1].size
 
         def open_slots(tables, incarnation, is_opened):
-            slots = jnp.arange(num_slots, dtype=jnp.int32)
-            tables = device.open_slots(
-                agent, tables, slot_keys(seed, Stream.AGENT, slots, incarnation), is_opened
-            )
+            slots = first_slot + jnp.arange(num_slots, dtype=jnp.int32)
+            agent_keys = slot_keys(seed, Stream.AGENT, slots, incarnation)
+            tables = device.open_slots(agent, tables, agent_keys, slots, is_opened)
             environment_keys = slot_keys(seed, Stream.ENVIRONMENT, slots, incarnation)
             return tables, jax.random.key_data(environment_keys)
 
@@ -208,19 +209,24 @@ class Engine:
 
     # The learner's side.
 
-    def take(self, timeout: float) -> Round | None:
+    def take(self, timeout: float, *, partial: bool = False) -> Round | None:
         """Unrolls for the learner, waited for at most `timeout` seconds; None if there are not enough.
 
         Where the lag is bounded, one of every live slot. Else `num_slots` of them, whichever finished first;
         an agent with a replay gets them in rounds of different slots, of which the last is due.
+
+        Args:
+          timeout: in seconds.
+          partial: what there is, be it one unroll; all of it is due.
         """
+        is_ready = (lambda: self._slots.num_finished > 0) if partial else self._is_ready
         with self._changed:
-            self._changed.wait_for(self._is_ready, timeout)
-            if not self._is_ready():
+            self._changed.wait_for(is_ready, timeout)
+            if not is_ready():
                 return None
             taken = self._slots.take(self._slots.num_slots)
             is_due = True
-            if self._agent.store is not None:
+            if self._agent.store is not None and not partial:
                 self._num_stored += len(taken.slot)
                 is_due = self._num_stored >= self._slots.num_slots
                 self._num_stored -= self._slots.num_slots * is_due
@@ -293,11 +299,12 @@ class Engine:
         num_slots = self._slots.num_slots
         column = Column(
             unroll=np.full(num_slots, self._slots.num_unrolls, np.int32),
-            slot=np.full(num_slots, num_slots, np.int32),
+            slot=np.full(num_slots, self._first_slot + num_slots, np.int32),
             continues=np.zeros(num_slots, bool),
         )
         if taken is not None:
-            for all_columns, columns in zip(column, (taken.unroll, taken.slot, taken.continues), strict=True):
+            found = taken.unroll, self._first_slot + taken.slot, taken.continues
+            for all_columns, columns in zip(column, found, strict=True):
                 all_columns[: len(columns)] = columns
         for end in range(self._columns, num_slots + self._columns, self._columns):
             begin = min(end, num_slots) - self._columns

@@ -118,9 +118,8 @@ def make_tables(
     )
 
 
-def open_slots(agent: Agent, tables: Tables, keys: Key, is_opened: Array) -> Tables:
-    """Gives the slots where `is_opened` [S] bool a fresh agent state, from `keys` [S]."""
-    slots = jnp.arange(is_opened.shape[0], dtype=jnp.int32)
+def open_slots(agent: Agent, tables: Tables, keys: Key, slots: Array, is_opened: Array) -> Tables:
+    """Gives slots [S] int32 a fresh agent state from `keys` [S], where `is_opened` [S] bool."""
     fresh = _key_words(agent.initial_state(keys, slots))
 
     def choose(new: Array, old: Array) -> Array:

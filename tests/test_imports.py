@@ -31,7 +31,7 @@ LAYERS = (
     ("ops", "keys"),
     ("config_file",),
     ("config_checks", "config_flags", "extras"),
-    ("config_sweep", "config_tables"),
+    ("config_sources", "config_sweep", "config_tables"),
     ("config_keys", "replay_layout"),
     ("config", "interquartile", "types"),
 )
@@ -49,6 +49,7 @@ PURE = {
     "config",
     "config_checks",
     "config_keys",
+    "config_sources",
     "config_sweep",
     "config_tables",
     "config_flags",

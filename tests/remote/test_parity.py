@@ -14,6 +14,7 @@ from zerocopy_envs.wrappers import Vectorized
 from zerocopy_seed.agents import make_agent
 from zerocopy_seed.config import NetworkConfig, R2D2Config, VTraceConfig
 from zerocopy_seed.keys import Stream, stream_key
+from zerocopy_seed.loops.mixed import make_mixed_update
 from zerocopy_seed.loops.on_device import init_train_state, make_update
 from zerocopy_seed.remote.engine import Engine
 from zerocopy_seed.remote.requests import make_request
@@ -40,15 +41,18 @@ AGENTS = {
 
 
 @pytest.mark.parametrize(
-    ("name", "core"),
+    ("name", "core", "num_on_device"),
     [
-        ("vtrace", "none"),
-        ("r2d2", "none"),
-        pytest.param("vtrace", "gru", marks=pytest.mark.slow),
-        pytest.param("r2d2", "gru", marks=pytest.mark.slow),
+        ("vtrace", "none", 0),
+        ("r2d2", "none", 0),
+        ("vtrace", "none", 2),
+        pytest.param("r2d2", "none", 2, marks=pytest.mark.slow),
+        pytest.param("vtrace", "gru", 0, marks=pytest.mark.slow),
+        pytest.param("r2d2", "gru", 0, marks=pytest.mark.slow),
+        pytest.param("r2d2", "gru", 3, marks=pytest.mark.slow),
     ],
 )
-def test_the_bridge_in_lock_step_equals_the_device(name, core):
+def test_the_bridge_in_lock_step_equals_the_device(name, core, num_on_device):
     environment = Vectorized(registry.make("zerocopy:Catch"))
     agent = make_agent(AGENTS[name], NETWORKS[core], environment.spec, num_slots=NUM_ENVS)
 
@@ -57,27 +61,35 @@ def test_the_bridge_in_lock_step_equals_the_device(name, core):
     for _ in range(NUM_UPDATES):
         state, _, _ = update(state)
 
-    learner, engine, timestep = run_lock_step(agent, environment, NUM_UPDATES)
+    mixed, engine, timestep = run_lock_step(agent, environment, NUM_UPDATES, num_on_device)
 
-    expected = jax.tree.map(np.asarray, (state.learner.params, state.learner.env_steps))
-    found = jax.tree.map(np.asarray, (learner.params, learner.env_steps))
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), expected, found)
+    def arrays(state):
+        return jax.tree.map(np.asarray, (state.learner.params, state.learner.env_steps))
+
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), arrays(state), arrays(mixed))
     words = jax.random.key_data(state.actor.agent.exploration.key)
-    np.testing.assert_array_equal(engine._tables.agent.exploration.key, words)
-    jax.tree.map(np.testing.assert_array_equal, timestep, state.actor.timestep)
+    np.testing.assert_array_equal(engine._tables.agent.exploration.key, words[num_on_device:])
+    later = jax.tree.map(lambda x: x[num_on_device:], state.actor.timestep)
+    jax.tree.map(np.testing.assert_array_equal, timestep, later)
+    if num_on_device:
+        sooner = jax.tree.map(lambda x: x[:num_on_device], state.actor.timestep)
+        jax.tree.map(np.testing.assert_array_equal, mixed.actor.timestep, sooner)
 
 
-def run_lock_step(agent, environment, num_updates):
-    """The learner after so many updates, the engine, and the last timestep; all environments in one actor."""
-    learner = jax.jit(agent.init)(stream_key(SEED, Stream.LEARNER))
-    engine = make_engine(agent, environment.spec, learner, max_policy_lag=0)
+def run_lock_step(agent, environment, num_updates, num_on_device):
+    """The state after so many updates, the engine, and the last timestep; all in one actor but for some."""
+    state = init_train_state(agent, environment, SEED, num_on_device or 1)
+    engine = make_engine(
+        agent, environment.spec, state.learner, max_policy_lag=0, num_on_device=num_on_device
+    )
     engine.warm_up()
-    slots, seeds = engine.open_slots(NUM_ENVS) or pytest.fail("no slots")
+    slots, seeds = engine.open_slots(engine.num_slots) or pytest.fail("no slots")
     words = np.stack([seeds >> np.uint64(32), seeds & np.uint64(0xFFFFFFFF)], -1).astype(np.uint32)
     env_state, timestep = jax.jit(environment.reset)(
         jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
     )
     step, learn = jax.jit(environment.step), jax.jit(agent.learn)
+    update = jax.jit(make_mixed_update(agent, environment, LENGTH))
     add(engine, slots, timestep)
     for _ in range(num_updates):
         for _ in range(LENGTH):
@@ -87,18 +99,23 @@ def run_lock_step(agent, environment, num_updates):
         assert engine.step() == []  # the timestep that closes the unrolls waits for the update
         taken = engine.take(0.0)
         assert taken is not None and taken.is_due
-        learner, _ = learn(learner, taken.trajectory)
-        engine.publish(agent.acting(learner), taken.slot)
-    return learner, engine, timestep
+        if num_on_device:
+            state, metrics, _ = update(state, taken.trajectory)
+            assert 0 < metrics["device_share"] < 1
+        else:
+            state = state._replace(learner=learn(state.learner, taken.trajectory)[0])
+        engine.publish(agent.acting(state.learner), taken.slot)
+    return state, engine, timestep
 
 
-def make_engine(agent, spec, learner, *, max_policy_lag):
+def make_engine(agent, spec, learner, *, max_policy_lag, num_on_device=0):
     return Engine(
         agent,
         spec,
         agent.acting(learner),
         seed=SEED,
-        num_slots=NUM_ENVS,
+        num_slots=NUM_ENVS - num_on_device,
+        first_slot=num_on_device,
         unroll_length=LENGTH,
         max_policy_lag=max_policy_lag,
         max_batch=256,

@@ -21,7 +21,6 @@ import numpy as np
 from zerocopy_envs.errors import UserError
 from zerocopy_envs.trees import map_leaves
 from zerocopy_envs.types import EnvironmentSpec, StepType, TimeStep
-from zerocopy_seed.remote import bridge_pb2
 from zerocopy_seed.remote.addresses import parse_address
 from zerocopy_seed.remote.codec import (
     OBSERVATIONS_GOODBYE,
@@ -33,7 +32,7 @@ from zerocopy_seed.remote.codec import (
 from zerocopy_seed.remote.errors import ProtocolError, RunEnded, Unavailable
 from zerocopy_seed.remote.retry import Retry
 from zerocopy_seed.remote.specs import spec_to_message
-from zerocopy_seed.remote.transport import SOFTWARE, VERSION, GrpcTransport, Stream
+from zerocopy_seed.remote.transport import GrpcTransport, Stream, join
 
 
 class ActorClient:
@@ -184,18 +183,10 @@ class ActorClient:
     async def _join(self) -> Stream:
         self._transport = transport = GrpcTransport(self._address)
         run = await transport.describe()
-        request = bridge_pb2.JoinRequest(
-            version=VERSION,
-            software=SOFTWARE,
-            run_id=run.run_id,
-            spec=self._message,
-            num_environments=self.num_envs,
-        )
-        session = await transport.join(request)
-        self._stream = stream = transport.open(session.id)
-        self._listen(stream)
-        self.run_id, self.settings, self.seeds = run.run_id, run.settings, list(session.seeds)
-        return stream
+        self._stream, self.seeds = await join(transport, run, self._message, self.num_envs)
+        self._listen(self._stream)
+        self.run_id, self.settings = run.run_id, run.settings
+        return self._stream
 
     async def _leave(self) -> None:
         if self._stream is not None and self._answer is not None and not self._answer.done():

@@ -1,4 +1,4 @@
-"""An actor's environments as two halves, and their timesteps as messages. No JAX, but for JAX environments."""
+"""An actor's environments as two halves, and their timesteps as messages. No JAX but for JAX environments."""
 
 from __future__ import annotations
 

@@ -68,6 +68,7 @@ def _run(words: list[str]) -> int:
         "train": (_train, "train an agent into a run directory"),
         "actor": (_actor, "step environments for a learner that runs elsewhere"),
         "evaluate": (_evaluate, "play whole episodes with a run's checkpoint"),
+        "plot": (_plot, "draw the learning curves of several runs together"),
         "bench": (_bench, "measure speed"),
         "envs": (_envs, "list the environments"),
         "doctor": (_doctor, "say what this installation can do"),
@@ -204,6 +205,42 @@ def _evaluate(parser: _Parser, words: list[str]) -> int:
         video=options.video,
     )
     print(json.dumps(result.to_json_object()) if options.json else result)
+    return 0
+
+
+def _plot(parser: _Parser, words: list[str]) -> int:
+    parser.add_argument(
+        "run_dirs",
+        metavar="RUN_DIR",
+        nargs="+",
+        type=pathlib.Path,
+        help="what `train` wrote; many runs are drawn as their interquartile mean with its 95%% interval",
+    )
+    parser.add_argument(
+        "--output",
+        metavar="FILE",
+        type=pathlib.Path,
+        default=pathlib.Path("learning_curves.png"),
+        help="the picture: .png, .svg or .pdf (default: %(default)s)",
+    )
+    _add_help(parser)
+    options = parser.parse_args(words)
+    if options.output.suffix not in (".png", ".svg", ".pdf"):
+        raise UserError(f"--output {options.output}", expected="a name that ends in .png, .svg or .pdf")
+
+    from zerocopy_seed.curves import read_curves
+    from zerocopy_seed.plotting import plot_curves
+
+    curves = [curve for run_dir in options.run_dirs for curve in read_curves(run_dir)]
+    try:
+        plot_curves(curves, options.output, "learning curves")
+    except OSError as error:
+        raise UserError(
+            f"--output {options.output}",
+            expected="a file that can be written",
+            found=error.strerror or str(error),
+        ) from error
+    print(f"{options.output}: {len(curves)} curves of {len(options.run_dirs)} run directories")
     return 0
 
 

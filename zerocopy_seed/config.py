@@ -240,7 +240,7 @@ class DevicesConfig:
     """Which devices train."""
 
     num_devices: Count = 1
-    """Devices that share the slots; must divide agent.num_shards and env.num_envs."""
+    """Devices that share the slots; must divide agent.num_shards and env.num_envs, or the runs at once."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -270,6 +270,11 @@ class Config:
     """Training stops at the first update at or past this many transitions."""
     seed: Seed = 0
     """Everything random follows from it."""
+    num_seeds: Count = 1
+    """Seeds trained at once, from `seed` on; each is a run of its own (with `sweep`, for each setting)."""
+    sweep: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Values of float settings of the agent, trained at once: `agent.discount = [0.9, 0.99]`, or drawn
+    log-uniformly: `agent.learning_rate = { low = 1e-5, high = 1e-2, num = 8 }`."""
     agent: AgentConfig = dataclasses.field(default_factory=VTraceConfig)
     network: NetworkConfig = dataclasses.field(default_factory=NetworkConfig)
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)

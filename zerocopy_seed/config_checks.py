@@ -7,6 +7,7 @@ import math
 from zerocopy_envs.errors import UserError
 from zerocopy_seed.config import Config, R2D2Config, Range, VTraceConfig
 from zerocopy_seed.config_keys import keys, range_of
+from zerocopy_seed.config_sweep import has_members, make_members
 from zerocopy_seed.replay_layout import Layout, make_layout
 
 _MAX_DRAWN = 2**26  # some numbers for each, counted by int32
@@ -15,6 +16,8 @@ _MAX_ROWS = 2**30  # half of what int32 counts, since the tree over the starts m
 
 def validate(config: Config) -> None:
     """Refuses values out of range and settings that do not fit each other; the registry checks `env.name`.
+
+    Of many runs each is checked.
 
     Raises:
       UserError: naming the key, what was expected and what was found.
@@ -26,6 +29,9 @@ def validate(config: Config) -> None:
                 raise UserError(
                     key.path, expected=str(allowed), found=str(value), remedy=_range_remedy(allowed, value)
                 )
+    if has_members(config):
+        _validate_members(config)
+        return
     num_envs, agent, num_devices = config.env.num_envs, config.agent, config.devices.num_devices
     _require_multiple("env.num_envs", num_envs, "devices.num_devices", num_devices)
     _require_multiple("agent.num_shards", agent.num_shards, "devices.num_devices", num_devices)
@@ -34,6 +40,26 @@ def validate(config: Config) -> None:
         _validate_vtrace(agent, num_envs)
     else:
         _validate_r2d2(agent, config)
+
+
+def _validate_members(config: Config) -> None:
+    members, num_devices = make_members(config), config.devices.num_devices
+    if len(members) % num_devices:
+        raise UserError(
+            "devices.num_devices",
+            expected=f"a divisor of the {len(members)} runs that are trained at once",
+            found=str(num_devices),
+        )
+    last_seed = config.seed + config.num_seeds - 1
+    if last_seed >= 2**32:
+        raise UserError(
+            "num_seeds",
+            expected=f"seeds less than 2^32; seed = {config.seed}",
+            found=str(config.num_seeds),
+            remedy="lower seed",
+        )
+    for member in members:
+        validate(member.config)
 
 
 def _range_remedy(allowed: Range, value: float) -> str:

@@ -44,6 +44,8 @@ def read_flags(words: Sequence[str]) -> list[Flag]:
 def num_words(flag: str) -> float:
     """How many words a flag of this name can take."""
     path = flag.removeprefix("--").replace("-", "_")
+    if path.startswith("sweep."):
+        return math.inf
     kinds = {key.path: without_range(key.kind) for key in keys(Config)}
     return math.inf if typing.get_origin(kinds.get(path)) is tuple else 1
 

@@ -34,7 +34,7 @@ class Progress:
         self._total, self._stream, self._clock = total_env_steps, stream, clock
         self._begin_env_steps, self._begin = env_steps, clock()
         self._refresh = stream.isatty()
-        self._return: float | None = None
+        self._return = "-"
         self._line = ""
         self._shown_at = -math.inf
         self._pending = False
@@ -51,11 +51,17 @@ class Progress:
         self._begin = self._clock()
 
     def update(self, row: Mapping[str, Any]) -> None:
-        """Shows a row of metrics: `env_steps`, and where present `env_steps_per_s` and `episode_return`."""
+        """Shows a row of metrics: `env_steps`, and where present `env_steps_per_s` and `episode_return`.
+
+        Of many runs the row has the sum of their `env_steps`, and instead of the latter `episode_returns`.
+        """
         now = self._clock()
-        returned = row.get("episode_return")
-        if returned is not None and math.isfinite(returned):
-            self._return = float(returned)
+        given = (row.get("episode_return"), *row.get("episode_returns", ()))
+        returns = [value for value in given if value is not None and math.isfinite(value)]
+        if returns:
+            self._return = f"{sum(returns) / len(returns):.2f}"
+        if len(returns) > 1:
+            self._return += f" (worst {min(returns):.2f}, best {max(returns):.2f})"
         env_steps = int(row["env_steps"])
         mean_rate = (env_steps - self._begin_env_steps) / max(now - self._begin, 1e-9)
         self._line = self._format(env_steps, row.get("env_steps_per_s", mean_rate), mean_rate)
@@ -74,10 +80,9 @@ class Progress:
     def _format(self, env_steps: int, rate: float, mean_rate: float) -> str:
         fraction = env_steps / self._total if self._total else 1.0
         left = max(self._total - env_steps, 0) / mean_rate if mean_rate > 0 else math.inf
-        returned = "-" if self._return is None else f"{self._return:.2f}"
         return (
             f"env_steps {env_steps:,}/{self._total:,} ({int(100 * fraction)}%)  {rate:,.0f}/s  "
-            f"return {returned}  left {_duration(left)}"
+            f"return {self._return}  left {_duration(left)}"
         )
 
     def _show(self, now: float) -> None:

@@ -130,7 +130,7 @@ def test_a_replay_that_is_too_large_is_refused_before_anything_compiles(
     def must_not_run(*_):
         raise AssertionError("compiled")
 
-    for name in ("_compile", "_compile_once", "_make_run_dir", "restore_train_state"):
+    for name in ("_compile", "compile_once", "make_run_dir", "restore_train_state"):
         monkeypatch.setattr(train_module, name, must_not_run)
     monkeypatch.setattr("zerocopy_seed.loops.memory.available_memory", lambda: free)
     config = dataclasses.replace(

@@ -19,6 +19,7 @@ from zerocopy_seed.leaves import tree_sha256
 from zerocopy_seed.loops import train as train_module
 from zerocopy_seed.loops.environments import make_environment
 from zerocopy_seed.loops.evaluate import evaluate_run
+from zerocopy_seed.loops.record import warn_once_diverged
 from zerocopy_seed.loops.run_checkpoint import checkpoint_items
 from zerocopy_seed.loops.run_lock import lock_run_dir
 from zerocopy_seed.loops.train import train
@@ -175,7 +176,7 @@ def test_a_resume_at_or_past_the_total_does_nothing(run_dir, monkeypatch, capfd)
         raise AssertionError("compiled")
 
     monkeypatch.setattr(train_module, "_compile", must_not_run)
-    monkeypatch.setattr(train_module, "_compile_once", must_not_run)
+    monkeypatch.setattr(train_module, "compile_once", must_not_run)
     at = read_metrics(run_dir)[-1]["env_steps"]
 
     def written():
@@ -209,7 +210,7 @@ def test_what_cannot_run_is_refused_before_anything_compiles(tmp_path, monkeypat
         raise AssertionError("compiled")
 
     monkeypatch.setattr(train_module, "_compile", must_not_run)
-    monkeypatch.setattr(train_module, "_compile_once", must_not_run)
+    monkeypatch.setattr(train_module, "compile_once", must_not_run)
     (tmp_path / "config.toml").write_text(dump_config(CATCH))
     run_dir = tmp_path / "run"
     assert cli.main(["train", str(tmp_path / "config.toml"), "--run-dir", str(run_dir), *flags]) == 2
@@ -250,9 +251,9 @@ def test_a_run_directory_has_one_trainer(tmp_path):
 
 def test_divergence_is_said_once(capfd):
     row = {"env_steps": 5, "grad_norm": float("nan"), "value": 1.0}
-    assert train_module._warn_once_diverged(row, False)
-    assert train_module._warn_once_diverged(row, True)
-    assert not train_module._warn_once_diverged({"env_steps": 5, "value": 1.0}, False)
+    assert warn_once_diverged(row, False)
+    assert warn_once_diverged(row, True)
+    assert not warn_once_diverged({"env_steps": 5, "value": 1.0}, False)
     errors = capfd.readouterr().err
     assert errors.count("\n") == 1 and errors.startswith("grad_norm: not finite at 5 env_steps")
 

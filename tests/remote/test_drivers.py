@@ -10,9 +10,9 @@ import pytest
 from counting_agent import PARAMS, SPEC, make_counting_agent
 
 from zerocopy_envs.types import StepType
-from zerocopy_seed.remote.batches import Request
 from zerocopy_seed.remote.drivers import ThreadDriver
 from zerocopy_seed.remote.engine import Engine
+from zerocopy_seed.remote.requests import make_request
 
 NUM_STEPS, NUM_SLOTS, LENGTH, EPISODE = 300, 7, 3, 5
 
@@ -62,9 +62,10 @@ def test_arrivals_race_with_inference_and_the_learner(max_policy_lag, frequent_s
                 if not answered.done():
                     answered.set_result(actions)
 
-            assert engine.check(slots, step_type) is None
             observation = np.zeros((len(slots), 2), np.int32)
-            engine.add(Request(slots, step_type, zeros, zeros, (observation,), answer))
+            request = make_request(slots, step_type, zeros, zeros, (observation,), answer)
+            assert engine.check(request) is None
+            engine.add(request)
             driver.notify()
             actions = await asyncio.wait_for(answered, 20)
             np.testing.assert_array_equal(actions, 101 + t % EPISODE)

@@ -15,8 +15,8 @@ from zerocopy_seed.agents import make_agent
 from zerocopy_seed.config import NetworkConfig, R2D2Config, VTraceConfig
 from zerocopy_seed.keys import Stream, stream_key
 from zerocopy_seed.loops.on_device import init_train_state, make_update
-from zerocopy_seed.remote.batches import Request
 from zerocopy_seed.remote.engine import Engine
+from zerocopy_seed.remote.requests import make_request
 
 NUM_ENVS, LENGTH, SEED, NUM_UPDATES = 6, 5, 3, 20
 NETWORKS = {
@@ -107,11 +107,12 @@ def make_engine(agent, spec, learner, *, max_policy_lag):
 
 def add(engine, slots, timestep):
     timestep = jax.tree.map(np.asarray, timestep)
-    assert engine.check(slots, timestep.step_type) is None
     leaves = tuple(jax.tree.leaves(timestep.observation))
-    engine.add(
-        Request(slots, timestep.step_type, timestep.reward, timestep.discount, leaves, lambda actions: None)
+    request = make_request(
+        slots, timestep.step_type, timestep.reward, timestep.discount, leaves, lambda actions: None
     )
+    assert engine.check(request) is None
+    engine.add(request)
 
 
 class Paying:

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
 from typing import Literal
 
 import jax.numpy as jnp
 import optax
 
 from zerocopy_seed.config import LearningConfig
+from zerocopy_seed.config_sweep import learning_settings
 from zerocopy_seed.ops import counters
 from zerocopy_seed.types import Array, Counter
 
 
-def float_settings(config: LearningConfig, *, without: Sequence[str] = ()) -> dict[str, Array]:
-    """The float fields of a configuration as float32 scalars, for `LearnerState.settings`.
+def float_settings(config: LearningConfig) -> dict[str, Array]:
+    """The float fields of an agent's configuration that learning reads, as float32 scalars.
 
-    Args:
-      config: an agent's.
-      without: fields that learning does not read.
+    They are `LearnerState.settings`. The fields may be JAX's tracers, under a `vmap` over settings.
     """
-    return {
-        field.name: jnp.float32(getattr(config, field.name))
-        for field in dataclasses.fields(config)
-        if isinstance(field.default, float) and field.name not in without
-    }
+    return {name: jnp.float32(getattr(config, name)) for name in learning_settings(config)}
 
 
 def decayed_learning_rate(settings: dict[str, Array], env_steps: Counter) -> Array:

@@ -41,9 +41,6 @@ from zerocopy_seed.types import (
     valid_transitions,
 )
 
-# Floats that learning does not read; a sweep over them in LearnerState would change nothing.
-_ACTING_SETTINGS = ("epsilon_base", "epsilon_alpha", "eval_epsilon")
-
 
 class R2D2Output(NamedTuple):
     """What the behaviour policy said: `q_value` of the action taken and the largest, `q_max`; [B] float32."""
@@ -111,7 +108,7 @@ def make_r2d2_agent(
 
     def init(key: Key) -> LearnerState:
         learner_key, network_key = jax.random.split(key)
-        settings = float_settings(config, without=_ACTING_SETTINGS)
+        settings = float_settings(config)
         params = init_network(network, spec, frame_stack, network_key)
         recurrent = initial_recurrent(network, spec, frame_stack, 1)
         row = replays.Rows(

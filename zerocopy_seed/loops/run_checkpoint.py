@@ -16,6 +16,8 @@ from zerocopy_seed.agents import make_agent
 from zerocopy_seed.checkpoint import Checkpointer
 from zerocopy_seed.config import CheckpointConfig
 from zerocopy_seed.config_file import load_run_config
+from zerocopy_seed.config_sweep import has_members, make_members
+from zerocopy_seed.curves import MEMBERS
 from zerocopy_seed.keys import Stream, stream_key
 from zerocopy_seed.loops.compile_cache import use_compile_cache
 from zerocopy_seed.loops.environments import HostEnvironments, find_environment
@@ -114,6 +116,13 @@ def restore_acting(
     """
     use_compile_cache()
     config = load_run_config(run_dir)
+    if has_members(config):
+        raise UserError(
+            str(run_dir),
+            expected="one run",
+            found=f"a directory of {len(make_members(config))}",
+            remedy=f"choose one of those in {pathlib.Path(run_dir) / MEMBERS}",
+        )
     environment = find_environment(config.env)
     agent = make_agent(config.agent, config.network, environment.spec, num_slots=config.env.num_envs)
     target = jax.eval_shape(lambda: agent.acting(agent.init(stream_key(config.seed, Stream.LEARNER))))

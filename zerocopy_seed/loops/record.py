@@ -1,0 +1,145 @@
+"""What is kept of one run while it trains: lines of metrics and checkpoints, each when it is due."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import numpy as np
+
+from zerocopy_seed.checkpoint import Checkpointer
+from zerocopy_seed.config import Config
+from zerocopy_seed.loops.console import attempt, complain
+from zerocopy_seed.loops.on_device import TrainState, Window
+from zerocopy_seed.loops.run_checkpoint import checkpoint_items
+from zerocopy_seed.metrics import MetricsWriter
+from zerocopy_seed.ops.counters import as_int
+from zerocopy_seed.types import Agent, Counter
+
+DISPATCH_S = 0.3
+"""How long a dispatch lasts, about: signals are heard and checkpoints made between two of them."""
+
+
+class RunRecord:
+    """Writes the lines and checkpoints of one run, and knows which updates they are due after.
+
+    Args:
+      config: the experiment.
+      agent: whose state is saved.
+      saves: of its checkpoints.
+      metrics: of its lines.
+      env_steps: where it begins.
+      resumed_at: the checkpoint that it goes on from, if any.
+      save_replay: whether checkpoints hold the replay.
+      name: what is said of it begins so, where it is one of several.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        agent: Agent,
+        saves: Checkpointer,
+        metrics: MetricsWriter,
+        *,
+        env_steps: int,
+        resumed_at: int | None,
+        save_replay: bool,
+        name: str = "",
+    ):
+        self._agent, self._saves, self._metrics = agent, saves, metrics
+        self._save_replay, self._name, self._resumed_at = save_replay, name, resumed_at
+        self._total, self._line_every = config.total_env_steps, config.metrics.every_env_steps
+        self._save_every_s = config.checkpoint.every_s
+        self._steps_per_update = config.env.num_envs * config.agent.unroll_length
+        self._line_env_steps = self.env_steps = env_steps
+        self._next_line = self._line_after(env_steps)
+        self._line_at = self._saved_at = time.monotonic()
+        self._diverged = False
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it is at or past its total."""
+        return self.env_steps >= self._total
+
+    @property
+    def line_is_due(self) -> bool:
+        """Whether a line is to be written."""
+        return self.env_steps >= self._next_line
+
+    def save_is_due(self, now: float) -> bool:
+        """Whether a checkpoint is to be saved, by the clock."""
+        return now - self._saved_at >= self._save_every_s
+
+    def updates_ahead(self) -> int:
+        """How many updates pass neither the total nor a line by an update, however few steps they take."""
+        to_total = max(1, (self._total - self.env_steps) // self._steps_per_update)
+        to_line = max(1, -(-(self._next_line - self.env_steps) // self._steps_per_update))
+        return min(to_total, to_line)
+
+    def write(self, row: dict[str, Any], now: float) -> dict[str, Any]:
+        """Writes a line, and says it once if one of its numbers is not finite; the line, with its rate."""
+        row["env_steps_per_s"] = (self.env_steps - self._line_env_steps) / (now - self._line_at)
+        self._metrics.write(row)
+        self._diverged = warn_once_diverged(row, self._diverged, self._name)
+        self._next_line = self._line_after(self.env_steps)
+        self._line_at, self._line_env_steps = now, self.env_steps
+        return row
+
+    def save(self, state: TrainState) -> bool:
+        """Begins to save a checkpoint; whether it could."""
+        items = checkpoint_items(self._agent, state, replay=self._save_replay)
+        begun = attempt(self._saves.save, self.env_steps, items)
+        self._saved_at = time.monotonic()
+        return begun
+
+    def save_last(self, state: TrainState) -> bool:
+        """Begins to save the last one, unless it is the one that the run began with; whether it could."""
+        attempt(self._saves.wait)  # an earlier save's failure must not stand for this one's
+        return self.env_steps == self._resumed_at or self.save(state)
+
+    def wait(self) -> bool:
+        """Whether the save under way succeeds."""
+        return attempt(self._saves.wait)
+
+    def _line_after(self, env_steps: int) -> int:
+        return (env_steps // self._line_every + 1) * self._line_every
+
+
+def metrics_row(
+    env_steps: Counter, num_updates: Counter, window: Window, names: tuple[str, ...]
+) -> dict[str, Any]:
+    """A line of metrics.jsonl: counters, means over the window's updates, and episode figures if any.
+
+    Args:
+      env_steps: of the run.
+      num_updates: of the run.
+      window: since the last line, on the host.
+      names: of its metrics.
+    """
+    episodes, num_episodes = window.episodes, as_int(window.episodes.num_episodes)
+    row: dict[str, Any] = {
+        "env_steps": as_int(env_steps),
+        "num_updates": as_int(num_updates),
+        "num_episodes": num_episodes,
+    }
+    if num_episodes:
+        row["episode_return"] = float(episodes.return_sum.total) / num_episodes
+        row["episode_length"] = as_int(episodes.length_sum) / num_episodes
+    if not int(window.num_updates):
+        return row
+    means = np.asarray(window.metric_sums.total) / int(window.num_updates)
+    return row | dict(zip(names, means.tolist(), strict=True))
+
+
+def warn_once_diverged(row: dict[str, Any], warned: bool, name: str = "") -> bool:
+    """Says the first time that a metric is not finite; whether it was said."""
+    broken = [key for key, value in row.items() if not math.isfinite(value)]
+    if broken and not warned:
+        subject = f"{name}: " if name else ""
+        complain(
+            f"{subject}{', '.join(broken)}: not finite at {row['env_steps']:,} env_steps; "
+            "the run has diverged, or its environment returns such numbers; checkpoints before this are the "
+            "last good ones"
+        )
+    return warned or bool(broken)

@@ -1,0 +1,51 @@
+"""A run's directory at the start: whether it may be used, and its configuration in it."""
+
+from __future__ import annotations
+
+import pathlib
+
+from zerocopy_envs.errors import UserError
+from zerocopy_seed.config import Config
+from zerocopy_seed.config_file import RUN_CONFIG, dump_config, load_run_config, refuse_changed_mathematics
+from zerocopy_seed.files import replace_text
+
+
+def check_run_dir(config: Config, run_dir: pathlib.Path, resume: bool) -> None:
+    """Refuses a directory that holds a run, or with `resume` none or one of other mathematics.
+
+    Raises:
+      UserError: naming the directory, or the setting that differs.
+    """
+    holds_run = (run_dir / RUN_CONFIG).exists()
+    if holds_run and not resume:
+        raise UserError(
+            f"--run-dir {run_dir}",
+            expected="a new directory",
+            found="one that holds a run",
+            remedy="add --resume to go on with it, or choose another",
+        )
+    if resume and not holds_run:
+        raise UserError(f"--run-dir {run_dir}", expected="a run to resume", found=f"no {RUN_CONFIG} there")
+    if resume:
+        refuse_changed_mathematics(load_run_config(run_dir), config)
+
+
+def make_run_dir(run_dir: pathlib.Path) -> None:
+    """Makes it if it is not there.
+
+    Raises:
+      UserError: it cannot be made.
+    """
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"--run-dir {run_dir}",
+            expected="a directory that can be made or written",
+            found=error.strerror or str(error),
+        ) from error
+
+
+def write_config(config: Config, run_dir: pathlib.Path) -> None:
+    """Atomically: a kill while a run is resumed must not cost its configuration."""
+    replace_text(run_dir / RUN_CONFIG, dump_config(config))

@@ -77,6 +77,7 @@ JAX_FREE = {
     "zerocopy_seed.remote.codec",
     "zerocopy_seed.remote.errors",
     "zerocopy_seed.remote.halves",
+    "zerocopy_seed.remote.joining",
     "zerocopy_seed.remote.retry",
     "zerocopy_seed.remote.specs",
     "zerocopy_seed.remote.transport",

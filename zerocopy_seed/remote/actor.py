@@ -19,9 +19,10 @@ from zerocopy_seed.remote.addresses import parse_address
 from zerocopy_seed.remote.codec import OBSERVATIONS_GOODBYE, decode_actions, request_of
 from zerocopy_seed.remote.errors import ProtocolError, Unavailable
 from zerocopy_seed.remote.halves import EnvironmentFailed, Half, Halves
+from zerocopy_seed.remote.joining import join
 from zerocopy_seed.remote.retry import Retry
 from zerocopy_seed.remote.specs import spec_to_message
-from zerocopy_seed.remote.transport import GrpcTransport, Stream, Transport, join
+from zerocopy_seed.remote.transport import GrpcTransport, Stream, Transport
 
 RECONNECT_S = 600.0
 _LEAVE_WITHIN_S = 5.0

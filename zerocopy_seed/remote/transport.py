@@ -18,7 +18,7 @@ from zerocopy_envs.errors import UserError
 from zerocopy_seed.remote import bridge_pb2
 from zerocopy_seed.remote.addresses import client_options, parse_address
 from zerocopy_seed.remote.bridge_pb2_grpc import BridgeStub
-from zerocopy_seed.remote.errors import ProtocolError, Refused, Unavailable
+from zerocopy_seed.remote.errors import Refused, Unavailable
 
 VERSION = 1
 """Of the protocol."""
@@ -64,33 +64,6 @@ class Transport(Protocol):
     async def close(self) -> None:
         """Ends what is open, at once; a learner that heard no goodbye takes it for a crash."""
         ...
-
-
-async def join(
-    transport: Transport, run: bridge_pb2.Run, spec: bridge_pb2.Spec, num_envs: int
-) -> tuple[Stream, list[int]]:
-    """Takes part in a run, with environments of this spec.
-
-    Args:
-      transport: to the learner.
-      run: as the learner described it.
-      spec: of the environments.
-      num_envs: how many, N.
-
-    Returns:
-      The stream, and seeds [N] for the environments' first resets.
-
-    Raises:
-      UserError: the learner refuses.
-      Unavailable: it broke off, or has no room.
-    """
-    request = bridge_pb2.JoinRequest(
-        version=VERSION, software=SOFTWARE, run_id=run.run_id, spec=spec, num_environments=num_envs
-    )
-    session = await transport.join(request)
-    if len(session.seeds) != num_envs:
-        raise ProtocolError("Session.seeds", f"{num_envs} of them", str(len(session.seeds)))
-    return transport.open(session.id), list(session.seeds)
 
 
 class Connection(Protocol):

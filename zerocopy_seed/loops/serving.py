@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from zerocopy_envs.errors import UserError
 from zerocopy_envs.types import EnvironmentSpec
 from zerocopy_seed.config import BridgeConfig, Config
+from zerocopy_seed.files import replace_text
 from zerocopy_seed.loops.local_actors import LocalActors, deal_environments
 from zerocopy_seed.ops.counters import as_int
 from zerocopy_seed.remote.addresses import parse_address, require_free
@@ -24,7 +25,7 @@ from zerocopy_seed.remote.bridge import RunDescription
 from zerocopy_seed.remote.engine import Engine, Round
 from zerocopy_seed.remote.server import Server
 from zerocopy_seed.remote.slots import num_unrolls
-from zerocopy_seed.remote.tables import make_tables
+from zerocopy_seed.remote.tables import Tables, make_tables, make_trajectory
 from zerocopy_seed.types import Agent, LearnerState, Trajectory
 
 _RUN_FILE = "bridge.json"
@@ -41,18 +42,20 @@ def act_synchronously() -> None:
 def table_types(
     config: Config, agent: Agent, spec: EnvironmentSpec, learner: LearnerState, *, num_slots: int
 ) -> Any:
-    """Types of what the device keeps of `num_slots` environments in actors."""
-    return jax.eval_shape(
-        lambda learner: make_tables(
+    """Types of what the device keeps of `num_slots` environments in actors: tables, and what is learned from."""
+
+    def make(learner: LearnerState) -> tuple[Tables, Trajectory]:
+        tables = make_tables(
             agent,
             spec,
             agent.acting(learner),
             num_slots=num_slots,
             num_unrolls=num_unrolls(num_slots, config.bridge.max_policy_lag),
             length=config.agent.unroll_length,
-        ),
-        learner,
-    )
+        )
+        return tables, make_trajectory(num_slots, tables)
+
+    return jax.eval_shape(make, learner)
 
 
 def make_engine(
@@ -165,7 +168,8 @@ def serve_actors(
         # Short, since a socket's path may have no more than 107 characters.
         socket = f"unix:{stack.enter_context(tempfile.TemporaryDirectory(prefix='zs-'))}/bridge"
         server = stack.enter_context(Server(engine, run, (address, socket), in_thread=is_threaded))
-        _write_run_file(run_dir, run_id, server.addresses[0])
+        saved = {"run_id": run_id, "address": server.addresses[0]}
+        replace_text(run_dir / _RUN_FILE, json.dumps(saved) + "\n")
         room = f"{num_free} environments" if num_free else "none, until local actors leave"
         say(f"room for {room} from elsewhere: zerocopy-seed actor {server.addresses[0]}")
         actors = stack.enter_context(LocalActors(socket, local, warn=warn))
@@ -193,9 +197,3 @@ def _read_run_file(
         warn(f"address {address}, which this run had, is taken: another port is taken in its place")
         return run_id, bridge.address
     return run_id, address
-
-
-def _write_run_file(run_dir: pathlib.Path, run_id: str, address: str) -> None:
-    replacement = run_dir / f"{_RUN_FILE}.tmp"
-    replacement.write_text(json.dumps({"run_id": run_id, "address": address}) + "\n")
-    replacement.replace(run_dir / _RUN_FILE)

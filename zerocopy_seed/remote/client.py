@@ -21,19 +21,18 @@ import numpy as np
 from zerocopy_envs.errors import UserError
 from zerocopy_envs.trees import map_leaves
 from zerocopy_envs.types import EnvironmentSpec, StepType, TimeStep
-from zerocopy_seed.remote import bridge_pb2
 from zerocopy_seed.remote.addresses import parse_address
 from zerocopy_seed.remote.codec import (
     OBSERVATIONS_GOODBYE,
-    Actions,
     decode_actions,
     encode_observations,
     make_wire_format,
 )
 from zerocopy_seed.remote.errors import ProtocolError, RunEnded, Unavailable
+from zerocopy_seed.remote.joining import join
 from zerocopy_seed.remote.retry import Retry
 from zerocopy_seed.remote.specs import spec_to_message
-from zerocopy_seed.remote.transport import SOFTWARE, VERSION, GrpcTransport, Stream
+from zerocopy_seed.remote.transport import GrpcTransport, Stream
 
 
 class ActorClient:
@@ -62,7 +61,7 @@ class ActorClient:
         self._num_requests = 0
         self._transport: GrpcTransport | None = None
         self._stream: Stream | None = None
-        self._answer: asyncio.Task[Actions] | None = None
+        self._is_over = False
         self._interrupted: concurrent.futures.Future | None = None
         self.num_reconnects = 0
         self.run_id = self.settings = ""
@@ -122,7 +121,7 @@ class ActorClient:
             raise
 
     async def _step(self, timestep: TimeStep) -> np.ndarray | None:
-        while True:
+        while not self._is_over:
             stream = self._stream
             if stream is None:
                 stream = await self._connect()
@@ -134,37 +133,21 @@ class ActorClient:
                 if self._interrupted is not None:
                     return None
                 await self._drop()
+        return None
 
     async def _exchange(self, stream: Stream, timestep: TimeStep) -> np.ndarray | None:
-        assert self._answer is not None
-        if not self._answer.done():
-            self._num_requests += 1
-            request = encode_observations(self._wire, self._num_requests, self._environment, timestep)
-            with contextlib.suppress(Unavailable):  # reading says how the stream has ended
-                await stream.write(request)
-        answer = await self._answer
-        if answer.goodbye:
-            return None
-        if answer.request != self._num_requests:
-            raise ProtocolError("Actions.request", str(self._num_requests), str(answer.request))
-        self._listen(stream)
-        return answer.action
-
-    def _listen(self, stream: Stream) -> None:
-        """Reads the next answer, whether or not the simulator waits for one.
-
-        A learner that ends its run says goodbye and is gone soon after; what lies unread then is lost.
-        """
-        self._answer = asyncio.ensure_future(self._read(stream))
-
-    async def _read(self, stream: Stream) -> Actions:
+        self._num_requests += 1
+        await stream.write(encode_observations(self._wire, self._num_requests, self._environment, timestep))
         data = await stream.read()
         if data is None:
             raise Unavailable("it ended the stream")
         answer = decode_actions(self._wire, data, self.num_envs)
         if answer.goodbye:
-            await stream.finish()
-        return answer
+            self._is_over = True
+            return None
+        if answer.request != self._num_requests:
+            raise ProtocolError("Actions.request", str(self._num_requests), str(answer.request))
+        return answer.action
 
     async def _connect(self) -> Stream:
         retry = Retry(self._reconnect_s)
@@ -184,35 +167,22 @@ class ActorClient:
     async def _join(self) -> Stream:
         self._transport = transport = GrpcTransport(self._address)
         run = await transport.describe()
-        request = bridge_pb2.JoinRequest(
-            version=VERSION,
-            software=SOFTWARE,
-            run_id=run.run_id,
-            spec=self._message,
-            num_environments=self.num_envs,
-        )
-        session = await transport.join(request)
-        self._stream = stream = transport.open(session.id)
-        self._listen(stream)
-        self.run_id, self.settings, self.seeds = run.run_id, run.settings, list(session.seeds)
-        return stream
+        self._stream, self.seeds = await join(transport, run, self._message, self.num_envs)
+        self.run_id, self.settings = run.run_id, run.settings
+        return self._stream
 
     async def _leave(self) -> None:
-        if self._stream is not None and self._answer is not None and not self._answer.done():
+        if self._stream is not None:
             with contextlib.suppress(Unavailable, UserError):
                 await self._stream.write(OBSERVATIONS_GOODBYE)
                 await self._stream.finish()
                 if self._interrupted is not None:
                     await asyncio.wait([asyncio.wrap_future(self._interrupted)])
-                while not (await self._answer).goodbye:
-                    self._listen(self._stream)
+                while await self._stream.read() is not None:
+                    pass
         await self._drop()
 
     async def _drop(self) -> None:
-        answer, self._answer = self._answer, None
-        if answer is not None:
-            answer.cancel()
-            await asyncio.gather(answer, return_exceptions=True)
         transport, self._transport, self._stream = self._transport, None, None
         if transport is not None:
             await transport.close()

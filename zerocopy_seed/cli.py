@@ -240,7 +240,8 @@ def _plot(parser: _Parser, words: list[str]) -> int:
             expected="a file that can be written",
             found=error.strerror or str(error),
         ) from error
-    print(f"{options.output}: {len(curves)} curves of {len(options.run_dirs)} run directories")
+    of = "1 run directory" if len(options.run_dirs) == 1 else f"{len(options.run_dirs)} run directories"
+    print(f"{options.output}: {len(curves)} curve{'s' * (len(curves) != 1)} of {of}")
     return 0
 
 

@@ -67,7 +67,7 @@ def test_drawn_settings_are_log_uniform_and_drawn_together(load):
     members = make_members(load(text, *flags, "--sweep.agent.learning-rate.num", "400"))
     assert len(members) == 400
     rates = np.log10([member.config.agent.learning_rate for member in members])
-    costs = np.log10([member.config.agent.entropy_cost for member in members])
+    costs = np.log10([member.setting["agent.entropy_cost"] for member in members])
     assert (rates >= -5).all() and (rates <= -1).all() and (costs >= -3).all() and (costs <= -2).all()
     counts, _ = np.histogram(rates, 4, (-5, -1))
     assert (counts > 70).all()  # 100 in each decade, standard deviation 9

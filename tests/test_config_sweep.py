@@ -138,7 +138,7 @@ def test_what_members_may_not_be(load):
     assert load("", "--num-seeds", "9", "--devices.num-devices", "3", "--env.num-envs", "16").num_seeds == 9
     with pytest.raises(UserError, match=r"^num_seeds: expected seeds less than 2\^32"):
         load("", "--num-seeds", "2", "--seed", str(2**32 - 1))
-    with pytest.raises(UserError, match=r"^num_seeds: expected at most 4,096 runs at once"):
+    with pytest.raises(UserError, match=r"^num_seeds: expected at most 1,024 runs at once"):
         load("", "--num-seeds", "5000")
     with pytest.raises(UserError, match=r"^agent\.entropy_cost: expected more than 0"):
         load("[sweep]\nagent.entropy_cost = [0.1, 0]", "--agent.adaptive-entropy", "true")

@@ -13,7 +13,7 @@ from zerocopy_envs.errors import UserError, did_you_mean, nearest
 from zerocopy_seed.config import Config, LearningConfig, Range
 from zerocopy_seed.config_keys import describe, keys, range_of, without_range
 
-_MAX_MEMBERS = 4096
+_MAX_MEMBERS = 1024
 _MAX_DRAWS = 100  # for each number, until all of them differ
 _DISTRIBUTION = ("low", "high", "num")
 # Floats that acting alone reads: learning would not notice another value.

@@ -187,6 +187,22 @@ def test_curves_are_drawn_together(run_dir, tmp_path, capsys):
 
 
 @pytest.mark.slow
+def test_members_outlive_one_that_takes_no_checkpoint(run_dir, tmp_path, capfd):
+    first, *others = make_members(MANY)
+    (tmp_path / "members" / first.name).mkdir(parents=True)
+    (tmp_path / "members" / first.name / "checkpoints").write_text("in the way")
+    assert train(MANY, tmp_path) == 1
+    errors = capfd.readouterr().err
+    assert f"the last checkpoint of 1 members could not be saved: {first.name}\n" in errors
+    assert "Traceback" not in errors
+    for member in others:
+        states = [
+            read_checkpoint(member.config, path / "members" / member.name) for path in (run_dir, tmp_path)
+        ]
+        assert tree_sha256(states[0][1]) == tree_sha256(states[1][1])
+
+
+@pytest.mark.slow
 def test_evaluate_takes_a_member(run_dir, tmp_path):
     result = evaluate_run(run_dir / "members" / "learning_rate=0.03,seed=6", num_episodes=8)
     assert len(result.returns) == 8 and result.checkpoint_step >= 400

@@ -86,7 +86,7 @@ def test_help_needs_no_jax(words):
     assert "zerocopy-seed" in result.stdout
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "bench", "envs", "doctor"])
+@pytest.mark.parametrize("command", ["train", "evaluate", "plot", "bench", "envs", "doctor"])
 def test_every_command_has_help(command, capsys):
     with (
         pytest.raises(SystemExit, match="^0$") if command != "train" else pytest.raises(SystemExit) as caught
@@ -182,6 +182,9 @@ def test_exit_code_of_train_is_the_commands(config_path, stand_in):
         (["evaluate", "missing"], ("missing", "config.toml")),
         (["evaluate", "missing", "--episodes", "0"], ("--episodes", "at least 1", "0")),
         (["evaluate", "missing", "--episodes", "x"], ("--episodes", "x")),
+        (["plot"], ("RUN_DIR",)),
+        (["plot", "missing"], ("missing", "a run directory", "config.toml")),
+        (["plot", "missing", "--output", "curves.gif"], ("--output curves.gif", ".png, .svg or .pdf")),
         (["bench", "on_devcie"], ("on_devcie", "did you mean on_device?")),
         (["bench", "on_device", "--config", "missing.toml"], ("missing.toml",)),
         (["doctor", "--json"], ("--json",)),
@@ -257,6 +260,23 @@ def test_evaluate_prints_json_last(tmp_path, config_path, stand_in, capsys):
         (tmp_path, {"num_episodes": 3, "seed": 0, "step": 0, "env": None, "video": None}),
         (tmp_path, {"num_episodes": 128, "seed": 0, "step": None, "env": "gymnax:Other", "video": None}),
     ]
+
+
+def test_plot_draws_runs_and_refuses_what_it_cannot_read_or_write(tmp_path, config_path, capsys):
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    (run_dir / "config.toml").write_text(config_path.read_text())
+    assert "run: expected a run with metrics, found no metrics.jsonl there" in complaint(
+        capsys, "plot", str(run_dir)
+    )
+    rows = [{"env_steps": 10 * n, "num_episodes": 1, "episode_return": float(n)} for n in range(1, 4)]
+    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    picture = tmp_path / "nowhere" / "curves.png"
+    assert "a file that can be written" in complaint(capsys, "plot", str(run_dir), "--output", str(picture))
+    picture = tmp_path / "curves.png"
+    assert cli.main(["plot", str(run_dir), "--output", str(picture)]) == 0
+    assert capsys.readouterr().out == f"{picture}: 1 curve of 1 run directory\n"
+    assert picture.stat().st_size > 0
 
 
 def test_bench_hands_on_configurations(config_path, stand_in):

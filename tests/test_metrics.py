@@ -191,6 +191,16 @@ def test_progress_shows_the_last_return_and_0_is_a_return():
     assert stream.getvalue().splitlines()[0] == "env_steps 50,010/100,000 (50%)  1/s  return -  left 13:53:10"
 
 
+def test_progress_of_many_runs_tells_of_the_worst_and_the_best():
+    clock, stream = Clock(), io.StringIO()
+    with Progress(400, stream, clock=clock) as progress:
+        for returns in ([], [3.0], [3.0, math.nan, -1.0, 7.0]):
+            clock.now += 10
+            progress.update({"env_steps": 200, "episode_returns": returns})
+    shown = [line.split("return ")[1].split("  ")[0] for line in stream.getvalue().splitlines()]
+    assert shown == ["-", "3.00", "3.00 (worst -1.00, best 7.00)"]
+
+
 def test_progress_on_a_terminal_is_one_line(monkeypatch):
     monkeypatch.setenv("COLUMNS", "30")
     clock, stream = Clock(), Terminal()

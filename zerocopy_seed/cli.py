@@ -26,6 +26,8 @@ BENCHES = {
     "core": "the LSTM, forward and backward, against its matrix products; its shape is fixed",
     "replay": "insert, sample and update of the replay, against flashbax's: ratio_to_flashbax; its shape "
     "is fixed",
+    "members": "the runs of each CONFIG at once, 32 seeds unless it says so, against as many apart, from "
+    "launch: ratio_to_separate; and while training: rate_ratio",
     "bridge": "messages of stand-in actors against bare gRPC, Pong against ALE alone: ratio_to_grpc, "
     "ratio_to_ale; its shapes are fixed",
 }
@@ -245,7 +247,8 @@ def _plot(parser: _Parser, words: list[str]) -> int:
             expected="a file that can be written",
             found=error.strerror or str(error),
         ) from error
-    print(f"{options.output}: {len(curves)} curves of {len(options.run_dirs)} run directories")
+    of = "1 run directory" if len(options.run_dirs) == 1 else f"{len(options.run_dirs)} run directories"
+    print(f"{options.output}: {len(curves)} curve{'s' * (len(curves) != 1)} of {of}")
     return 0
 
 

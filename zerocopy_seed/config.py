@@ -289,8 +289,8 @@ class Config:
     num_seeds: Count = 1
     """Seeds trained at once, from `seed` on; each is a run of its own (with `sweep`, for each setting)."""
     sweep: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """Values of float settings of the agent, trained at once: `agent.discount = [0.9, 0.99]`, or drawn
-    log-uniformly: `agent.learning_rate = { low = 1e-5, high = 1e-2, num = 8 }`."""
+    """Float settings of the agent, trained at once: `agent.discount = [0.9, 0.99]`, or log uniform draws,
+    `agent.learning_rate = { low = 0.0001, high = 0.01, num = 8 }`."""
     agent: AgentConfig = dataclasses.field(default_factory=VTraceConfig)
     network: NetworkConfig = dataclasses.field(default_factory=NetworkConfig)
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)

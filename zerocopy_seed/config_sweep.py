@@ -13,7 +13,8 @@ from zerocopy_envs.errors import UserError, did_you_mean, nearest
 from zerocopy_seed.config import Config, LearningConfig, Range
 from zerocopy_seed.config_keys import describe, keys, range_of, without_range
 
-_MAX_MEMBERS = 4096
+_MAX_MEMBERS = 1024
+_MAX_DRAWS = 100  # for each number, until all of them differ
 _DISTRIBUTION = ("low", "high", "num")
 # Floats that acting alone reads: learning would not notice another value.
 _ACTING_SETTINGS = ("epsilon_base", "epsilon_alpha", "eval_epsilon")
@@ -189,13 +190,17 @@ def _draws(subject: str, table: dict[str, Any], allowed: Range | None, seed: int
     # Python keeps this generator's numbers from version to version; so a resumed run draws them again.
     generator = random.Random(f"{seed} {subject}")
     span = math.log(high / low)
-    exact = (low * math.exp(span * generator.random()) for _ in range(num))
-    draws = [min(max(float(f"{value:.4g}"), low), high) for value in exact]
-    if len(set(draws)) < num:
-        raise UserError(
-            f"{subject}.num", expected="numbers that differ in four digits", found=f"{num} of them"
-        )
-    return draws
+    draws: dict[float, None] = {}
+    for _ in range(_MAX_DRAWS * num):
+        exact = low * math.exp(span * generator.random())
+        draws[min(max(float(f"{exact:.4g}"), low), high)] = None
+        if len(draws) == num:
+            return list(draws)
+    raise UserError(
+        f"{subject}.num",
+        expected=f"at most the {len(draws)} numbers that differ in four digits",
+        found=str(num),
+    )
 
 
 def _number(subject: str, value: Any, allowed: Range | None) -> float:

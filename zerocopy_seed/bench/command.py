@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import platform
@@ -12,12 +13,29 @@ import jax
 
 from zerocopy_envs.errors import UserError
 from zerocopy_seed.config import Config
+from zerocopy_seed.config_checks import validate
 
 
 def pin_to_one_core() -> None:
     """Keeps this process on one core: on several, timings wander. Call it before JAX starts its threads."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+
+
+def with_num_envs(configs: Sequence[Config], num_envs: Sequence[int]) -> list[Config]:
+    """Each configuration with each number of environments, its own without any; all of them checked.
+
+    Raises:
+      UserError: one does not fit.
+    """
+    sized = [
+        dataclasses.replace(config, env=dataclasses.replace(config.env, num_envs=size))
+        for config in configs
+        for size in num_envs or (config.env.num_envs,)
+    ]
+    for config in sized:
+        validate(config)
+    return sized
 
 
 def require_no_choice(bench: str, configs: Sequence[Config], num_envs: Sequence[int]) -> None:

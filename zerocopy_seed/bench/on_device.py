@@ -13,9 +13,8 @@ import numpy as np
 from jax import lax
 
 from zerocopy_seed.agents import make_agent
-from zerocopy_seed.bench.command import pin_to_one_core, print_json
+from zerocopy_seed.bench.command import pin_to_one_core, print_json, with_num_envs
 from zerocopy_seed.config import Config, EnvConfig, VTraceConfig
-from zerocopy_seed.config_checks import validate
 from zerocopy_seed.loops.environments import make_environment
 from zerocopy_seed.loops.memory import check_memory
 from zerocopy_seed.loops.on_device import init_train_state, make_dispatch, make_update, make_window
@@ -158,14 +157,7 @@ def run(
     """
     pin_to_one_core()
     results = []
-    sized = [
-        dataclasses.replace(config, env=dataclasses.replace(config.env, num_envs=size))
-        for config in configs
-        for size in num_envs or (config.env.num_envs,)
-    ]
-    for config in sized:
-        validate(config)
-    for config in sized:
+    for config in with_num_envs(configs, num_envs):
         result = measure(config)
         results.append(result)
         if not as_json:

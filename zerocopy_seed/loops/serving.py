@@ -42,7 +42,7 @@ def act_synchronously() -> None:
 def table_types(
     config: Config, agent: Agent, spec: EnvironmentSpec, learner: LearnerState, *, num_slots: int
 ) -> Any:
-    """Types of what the device keeps of `num_slots` environments in actors: tables, and what is learned from."""
+    """Types of what the device keeps of `num_slots` environments in actors: tables, and a trajectory."""
 
     def make(learner: LearnerState) -> tuple[Tables, Trajectory]:
         tables = make_tables(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
+import resource
 import sys
 import time
 from collections.abc import Sequence
@@ -69,6 +70,7 @@ def train_members(config: Config, run_dir: pathlib.Path, resume: bool, stop: Sto
         say("stopped before it began; nothing was written")
         return 0
     make_run_dir(run_dir)
+    _allow_many_files()
     with contextlib.ExitStack() as stack:
         stack.enter_context(lock_run_dir(run_dir))
         all_saves = [
@@ -135,6 +137,13 @@ def _environment(config: Config) -> Vectorized:
         found=f"{len(make_members(config))} at once",
         remedy="choose a JAX environment on the device, or train them one after the other",
     )
+
+
+def _allow_many_files() -> None:
+    """Every member keeps some open, and the usual limit is 1024 a process."""
+    with contextlib.suppress(OSError, ValueError):
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _directories(run_dir: pathlib.Path, members: Sequence[Member]) -> list[pathlib.Path]:

@@ -185,7 +185,9 @@ def _evaluate(parser: _Parser, words: list[str]) -> int:
         "--episodes", metavar="N", type=int, default=128, help="how many (default: %(default)s)"
     )
     parser.add_argument("--seed", metavar="S", type=int, default=0, help="(default: %(default)s)")
-    parser.add_argument("--step", metavar="K", type=int, help="which checkpoint (default: the newest)")
+    parser.add_argument(
+        "--step", metavar="K", type=_step, help="which checkpoint, a number or best (default: the newest)"
+    )
     parser.add_argument(
         "--env", metavar="NAME", help="another environment with the same spec (default: the run's)"
     )
@@ -348,6 +350,10 @@ def _directory(word: str) -> pathlib.Path:
     if not word:
         raise argparse.ArgumentTypeError("expected a directory, found nothing")
     return pathlib.Path(word)
+
+
+def _step(word: str) -> int | str:
+    return word if word == "best" else int(word)
 
 
 def _split(words: list[str], options: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -262,6 +262,18 @@ class BridgeConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class EvaluationConfig:
+    """Evaluation while training; the checkpoint that did best is kept in `best`."""
+
+    every_env_steps: Horizon = math.inf
+    """Whole episodes at the evaluation policy are played this often; inf never does."""
+    episodes: Count = 32
+    """How many."""
+    slots: Count = 8
+    """Environments that evaluate at once where they step on the host, in an actor of their own."""
+
+
+@dataclasses.dataclass(frozen=True)
 class SourcesConfig:
     """Where the unrolls of a batch come from, if from the device and from actors at once."""
 
@@ -298,3 +310,4 @@ class Config:
     devices: DevicesConfig = dataclasses.field(default_factory=DevicesConfig)
     bridge: BridgeConfig = dataclasses.field(default_factory=BridgeConfig)
     sources: SourcesConfig = dataclasses.field(default_factory=SourcesConfig)
+    evaluation: EvaluationConfig = dataclasses.field(default_factory=EvaluationConfig)

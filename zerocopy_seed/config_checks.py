@@ -46,6 +46,13 @@ def validate(config: Config) -> None:
 
 def _validate_members(config: Config) -> None:
     members, num_devices = make_members(config), config.devices.num_devices
+    if config.evaluation.every_env_steps != math.inf:
+        raise UserError(
+            "evaluation.every_env_steps",
+            expected="inf with many runs at once",
+            found=f"{config.evaluation.every_env_steps:g}",
+            remedy="evaluate the members afterwards",
+        )
     if len(members) % num_devices:
         raise UserError(
             "devices.num_devices",

@@ -12,6 +12,7 @@ from zerocopy_seed.metrics import read_metrics
 
 _LINE, _INK, _GRID = "#2563a8", "#333333", "#e3e3e3"
 _COLORS = (_LINE, "#c8553d", "#3d8b5f", "#8a5fa8", "#b8860b", "#1f9aa5", "#a8325e", "#6b6b6b")
+_EVALUATED = "evaluation_return"
 _STYLES = ("-", "--", ":", "-.")
 
 
@@ -32,18 +33,36 @@ def plot_learning_curve(
         rows = run
     env_steps, returns = read_points(rows)
     figure, axes = _make_axes(title, is_empty=not len(env_steps))
+    evaluated = [(row["evaluation_env_steps"], row["evaluation_return"]) for row in rows if _EVALUATED in row]
+    if evaluated:
+        axes.plot(
+            *zip(*evaluated, strict=True),
+            color=_COLORS[1],
+            linewidth=1.8,
+            marker="o",
+            markersize=3.5,
+            label="evaluation policy",
+        )
     if len(env_steps):
         smooth, width = smoothed(returns)
         if width == 1:
             axes.plot(
-                env_steps, returns, color=_LINE, linewidth=1.8, marker="o", markersize=3.5, clip_on=False
+                env_steps,
+                returns,
+                color=_LINE,
+                linewidth=1.8,
+                marker="o",
+                markersize=3.5,
+                clip_on=False,
+                label="while training",
             )
         else:
             axes.plot(env_steps, returns, color=_LINE, alpha=0.3, linewidth=1.0, label="each log line")
             axes.plot(env_steps, smooth, color=_LINE, linewidth=2.0, label=f"mean of {width} lines")
+        if evaluated or width > 1:
             axes.legend(frameon=False, labelcolor=_INK, loc="best")
         axes.set_xlim(0, 1.02 * max(env_steps[-1], 1))
-        if returns.min() == returns.max():
+        if returns.min() == returns.max() and not evaluated:
             margin = max(abs(returns[0]) * 0.1, 1.0)
             axes.set_ylim(returns[0] - margin, returns[0] + margin)
         axes.set_title(f"last point {returns[-1]:.2f}", color=_INK, loc="right", fontsize="medium")

@@ -49,7 +49,7 @@ def compare(load: Load, num_actors: int, *, num_pairs: int, window_s: float) -> 
         unroll_length=_UNROLL_LENGTH,
         echo_rows=load.rows,
     )
-    with served as (bridge, echo, _, engine), contextlib.ExitStack() as stack:
+    with served as (bridge, echo, _, engine, copies), contextlib.ExitStack() as stack:
         clients = [ClientProcess(load, bridge, echo) for _ in range(num_actors)]
         for client in clients:
             stack.enter_context(client)
@@ -58,7 +58,7 @@ def compare(load: Load, num_actors: int, *, num_pairs: int, window_s: float) -> 
             send_all(clients, target, window_s)  # caches and TCP windows grow
         for _ in range(num_pairs):
             for name, found in windows.items():
-                engine.copies = name == "copying"
+                copies.set() if name == "copying" else copies.clear()
                 found.append(send_all(clients, "echo" if name == "echo" else "bridge", window_s))
         crossings = Crossings(engine)
         send_all(clients, "bridge", 0.2 * window_s)

@@ -21,7 +21,6 @@ from zerocopy_seed.remote.bridge import RunDescription
 from zerocopy_seed.remote.codec import encode_actions, make_wire_format
 from zerocopy_seed.remote.engine import Engine
 from zerocopy_seed.remote.server import Server
-from zerocopy_seed.remote.slots import Taken
 from zerocopy_seed.types import ActingParams, Agent, AgentState, Exploration, RecurrentState
 
 
@@ -33,28 +32,15 @@ class Served(NamedTuple):
       echo: address of the bare echo, or "".
       server: the bridge.
       engine: what it acts with.
+      copies: to be set where unrolls are to be copied for the learner, as in training. On an accelerator that
+        is the device's work; on a CPU it takes the cores that are measured.
     """
 
     address: str
     echo: str
     server: Server
-    engine: InferenceEngine
-
-
-class InferenceEngine(Engine):
-    """An engine whose learner may let go of unrolls uncopied, so that inference is measured by itself.
-
-    On an accelerator the learner's copy is the device's work; on a CPU it takes the cores that are measured.
-
-    Attributes:
-      copies: whether unrolls are copied for the learner, as in training.
-    """
-
-    copies = False
-
-    def _gather_all(self, taken: Taken | None) -> None:
-        if self.copies or taken is None:
-            super()._gather_all(taken)
+    engine: Engine
+    copies: threading.Event
 
 
 class Crossings:
@@ -118,7 +104,7 @@ def serve(
 ) -> Iterator[Served]:
     """Serves the constant policy; a thread takes unrolls and learns nothing, so that acting never waits long.
 
-    It lets go of them uncopied, until `engine.copies` is set.
+    It lets go of them uncopied, unless `Served.copies` is set.
 
     Args:
       spec: of the environments.
@@ -130,7 +116,7 @@ def serve(
       settings: of it.
     """
     params = ActingParams(jnp.int32(0))
-    engine = InferenceEngine(
+    engine = Engine(
         make_constant_agent(),
         spec,
         params,
@@ -142,25 +128,28 @@ def serve(
     )
     engine.warm_up()
     run = RunDescription("bench", environment, settings or {}, spec, num_environments=num_slots)
-    has_ended = threading.Event()
+    has_ended, copies = threading.Event(), threading.Event()
 
     def learn() -> None:
         while not has_ended.is_set():
-            taken = engine.take(0.1)
-            if taken is not None:
-                engine.publish(params, taken.slot)
+            if copies.is_set():
+                taken = engine.take(0.1)
+                if taken is not None:
+                    engine.publish(params, taken.slot)
+            else:
+                engine.discard(0.1)
 
     learner = threading.Thread(target=learn, name="learner")
     with Server(engine, run, ["127.0.0.1:0"], in_thread=False) as server:
         learner.start()
         try:
             if not echo_rows:
-                yield Served(server.addresses[0], "", server, engine)
+                yield Served(server.addresses[0], "", server, engine, copies)
                 return
             answer = encode_actions(make_wire_format(spec), 1, np.zeros(echo_rows, np.int32))
             most = server.bridge.wire.max_message_bytes(engine.max_rows)
             with _serve_echo(server.loop, answer, most) as address:
-                yield Served(server.addresses[0], address, server, engine)
+                yield Served(server.addresses[0], address, server, engine, copies)
         finally:
             has_ended.set()
             learner.join()

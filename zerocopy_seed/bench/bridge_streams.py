@@ -38,7 +38,7 @@ def add_streams(*, window_s: float, num_streams: int = 64, num_idle: int = 500) 
         _LOAD.spec, num_slots=num_streams + num_idle + 1, max_batch=64, unroll_length=_UNROLL_LENGTH
     )
     with contextlib.ExitStack() as stack:
-        address, _, server, _ = stack.enter_context(served)
+        address, _, server, *_ = stack.enter_context(served)
         first, others = (stack.enter_context(ClientProcess(_LOAD, address)) for _ in range(2))
         send_all([first], "bridge", window_s)
         jax.monitoring.register_event_duration_secs_listener(note)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import pathlib
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -92,13 +93,20 @@ def evaluate(
     """
     if isinstance(environment, HostEnvironments):
         return _evaluate_on_host(agent, environment, params, num_episodes, seed)
+    return make_evaluator(agent, environment, num_episodes)(params, seed)
+
+
+def make_evaluator(
+    agent: Agent, environment: Vectorized, num_episodes: int
+) -> Callable[[ActingParams, int], EvaluationResult]:
+    """`evaluate` of a vectorised environment as a function of parameters and seed, which compiles once."""
     num_slots = num_evaluation_slots(num_episodes)
     per_slot = num_episodes // num_slots
     max_length = environment.spec.max_episode_steps or _MAX_EPISODE_STEPS
     slots = jnp.arange(num_slots, dtype=jnp.int32)
 
     @jax.jit
-    def begin():
+    def begin(seed):
         actor = rollout.begin(
             agent.initial_state,
             environment.reset,
@@ -116,24 +124,27 @@ def evaluate(
         tracker, finished = track_episodes(tracker, trajectory.timestep)
         return state, tracker, finished
 
-    returns: list[list[float]] = [[] for _ in range(num_slots)]
-    lengths: list[list[int]] = [[] for _ in range(num_slots)]
-    state, tracker = begin()
-    while min(map(len, returns)) < per_slot:
-        state, tracker, finished = play(params, state, tracker)
-        if int(tracker.length.max()) > max_length:
-            raise UserError(
-                "evaluate",
-                expected=f"episodes of at most {max_length:,} steps",
-                found="one that goes on",
-                remedy="give the environment a time limit",
-            )
-        ended, chunk_returns, chunk_lengths = jax.device_get(finished)
-        for row, slot in np.argwhere(ended):
-            if len(returns[slot]) < per_slot:
-                returns[slot].append(float(chunk_returns[row, slot]))
-                lengths[slot].append(int(chunk_lengths[row, slot]))
-    return EvaluationResult(np.array(returns).reshape(-1), np.array(lengths).reshape(-1))
+    def evaluate_params(params: ActingParams, seed: int) -> EvaluationResult:
+        returns: list[list[float]] = [[] for _ in range(num_slots)]
+        lengths: list[list[int]] = [[] for _ in range(num_slots)]
+        state, tracker = begin(np.uint32(seed))
+        while min(map(len, returns)) < per_slot:
+            state, tracker, finished = play(params, state, tracker)
+            if int(tracker.length.max()) > max_length:
+                raise UserError(
+                    "evaluate",
+                    expected=f"episodes of at most {max_length:,} steps",
+                    found="one that goes on",
+                    remedy="give the environment a time limit",
+                )
+            ended, chunk_returns, chunk_lengths = jax.device_get(finished)
+            for row, slot in np.argwhere(ended):
+                if len(returns[slot]) < per_slot:
+                    returns[slot].append(float(chunk_returns[row, slot]))
+                    lengths[slot].append(int(chunk_lengths[row, slot]))
+        return EvaluationResult(np.array(returns).reshape(-1), np.array(lengths).reshape(-1))
+
+    return evaluate_params
 
 
 def _evaluate_on_host(
@@ -157,7 +168,7 @@ def evaluate_run(
     *,
     num_episodes: int = 128,
     seed: int = 0,
-    step: int | None = None,
+    step: int | Literal["best"] | None = None,
     env: str | None = None,
     video: pathlib.Path | None = None,
 ) -> EvaluationResult:
@@ -167,7 +178,7 @@ def evaluate_run(
       run_dir: what `train` wrote.
       num_episodes: at least 1.
       seed: the same seed plays the same episodes.
-      step: which checkpoint; None takes the newest intact one.
+      step: which checkpoint; "best" is the one that evaluated best, None takes the newest intact one.
       env: another environment with the same spec.
       video: where to show the first slot's first episode, a .gif or .mp4; recorded before the evaluation.
 

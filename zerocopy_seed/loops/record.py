@@ -71,11 +71,13 @@ class RunRecord:
         """Whether a checkpoint is to be saved, by the clock."""
         return now - self._saved_at >= self._save_every_s
 
-    def updates_ahead(self) -> int:
-        """How many updates pass neither the total nor a line by an update, however few steps they take."""
+    def updates_ahead(self, milestone: float = math.inf) -> int:
+        """How many updates pass none of these by an update, however few steps they take: the total, a line,
+        and `milestone`, in env_steps.
+        """
         to_total = max(1, (self._total - self.env_steps) // self._steps_per_update)
-        to_line = max(1, -(-(self._next_line - self.env_steps) // self._steps_per_update))
-        return min(to_total, to_line)
+        next_stop = int(min(self._next_line, milestone))
+        return min(to_total, max(1, -(-(next_stop - self.env_steps) // self._steps_per_update)))
 
     def write(self, row: dict[str, Any], now: float) -> dict[str, Any]:
         """Writes a line, and says it once if one of its numbers is not finite; the line, with its rate."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,8 @@ from zerocopy_seed.types import ActingParams, Agent
 
 CHECKPOINTS = "checkpoints"
 """Where they lie in a run directory."""
+BEST = "best"
+"""Where the one lies that evaluated best while training; it holds what acting reads."""
 
 _LARGE_REPLAY = 2 * 10**9  # writing more with every checkpoint is a choice
 
@@ -103,13 +105,13 @@ def empty_replay(types: Any) -> Any:
 
 
 def restore_acting(
-    run_dir: str | pathlib.Path, step: int | None = None
+    run_dir: str | pathlib.Path, step: int | Literal["best"] | None = None
 ) -> tuple[Agent, Vectorized | HostEnvironments, int, ActingParams]:
     """A run's agent, its environment, and the step and parameters of a checkpoint; reads only `acting`.
 
     Args:
       run_dir: what `train` wrote.
-      step: which checkpoint; None takes the newest intact one.
+      step: which checkpoint; "best" is the one that evaluated best, None takes the newest intact one.
 
     Raises:
       UserError: no such run or checkpoint.
@@ -126,6 +128,13 @@ def restore_acting(
     environment = find_environment(config.env)
     agent = make_agent(config.agent, config.network, environment.spec, num_slots=config.env.num_envs)
     target = jax.eval_shape(lambda: agent.acting(agent.init(stream_key(config.seed, Stream.LEARNER))))
-    with Checkpointer(pathlib.Path(run_dir) / CHECKPOINTS) as checkpointer:
-        step, params = checkpointer.restore("acting", target, step)
-    return agent, environment, step, params
+    where = pathlib.Path(run_dir) / (BEST if step == "best" else CHECKPOINTS)
+    if step == "best" and not where.is_dir():
+        raise UserError(
+            f"{run_dir}: the best checkpoint",
+            expected="a run with evaluation.every_env_steps",
+            found=f"no {BEST} there",
+        )
+    with Checkpointer(where) as checkpointer:
+        found, params = checkpointer.restore("acting", target, None if step == "best" else step)
+    return agent, environment, found, params

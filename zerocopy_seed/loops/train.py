@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import pathlib
 import sys
 import time
@@ -25,6 +26,7 @@ from zerocopy_seed.loops.compile_cache import use_compile_cache
 from zerocopy_seed.loops.compiling import compile_once, make_mesh
 from zerocopy_seed.loops.console import complain, draw, say
 from zerocopy_seed.loops.environments import HostEnvironments, find_environment
+from zerocopy_seed.loops.evaluation import Evaluation, evaluate_while_training
 from zerocopy_seed.loops.memory import check_memory
 from zerocopy_seed.loops.mixed import check_actors_environment, mixed_program
 from zerocopy_seed.loops.on_device import (
@@ -209,7 +211,10 @@ def _train(
                 resumed_at=resumed_at,
                 save_replay=save_replay,
             )
-            state = _loop(program, state, record, progress, stop)
+            evaluation = stack.enter_context(
+                evaluate_while_training(config, agent, environment, state.learner, run_dir, warn=complain)
+            )
+            state = _loop(program, state, record, evaluation, progress, stop)
             progress.close()
             # Before actors are seen off, which may take longer than there is time.
             saved = record.save_last(state) and record.wait()
@@ -266,13 +271,19 @@ def _compile(
 
 
 def _loop(
-    program: Program, state: TrainState, record: RunRecord, progress: Progress, stop: StopRequest
+    program: Program,
+    state: TrainState,
+    record: RunRecord,
+    evaluation: Evaluation | None,
+    progress: Progress,
+    stop: StopRequest,
 ) -> TrainState:
     window = make_window(len(program.metric_names))
     seconds_per_update = DISPATCH_S
     last = record.is_finished or bool(stop or program.failure())
     while not last:
-        num_updates = min(record.updates_ahead(), max(1, int(DISPATCH_S / seconds_per_update)))
+        milestone = math.inf if evaluation is None else evaluation.due_at
+        num_updates = min(record.updates_ahead(milestone), max(1, int(DISPATCH_S / seconds_per_update)))
         began = time.monotonic()
         state, window = program.dispatch(state, window, np.int32(num_updates))
         record.env_steps = as_int(state.learner.env_steps)
@@ -280,11 +291,12 @@ def _loop(
         seconds_per_update = (now - began) / num_updates
 
         last = record.is_finished or bool(stop or program.failure())
+        evaluated = evaluation.look(state.learner, record.env_steps) if evaluation is not None else {}
         save_is_due = not last and record.save_is_due(now)
-        if last or save_is_due or record.line_is_due:
+        if last or save_is_due or record.line_is_due or evaluated:
             counters = state.learner.env_steps, state.learner.num_updates
             row = metrics_row(*counters, jax.device_get(window), program.metric_names)
-            progress.update(record.write(program.figures(row), now))
+            progress.update(record.write(program.figures(row) | evaluated, now))
             window = make_window(len(program.metric_names))
         if save_is_due:
             record.save(state)

@@ -22,7 +22,7 @@ from zerocopy_seed.keys import Stream, as_seeds, slot_keys
 from zerocopy_seed.remote import tables as device
 from zerocopy_seed.remote.batches import Batch, make_batches
 from zerocopy_seed.remote.requests import Request
-from zerocopy_seed.remote.slots import Slots, Taken
+from zerocopy_seed.remote.slots import Episodes, Slots, Taken
 from zerocopy_seed.remote.tables import Column
 from zerocopy_seed.types import ActingParams, Agent, Trajectory
 
@@ -239,6 +239,22 @@ class Engine:
         self.wake()
         return Round(self._trajectory, is_due, taken.slot)
 
+    def discard(self, timeout: float) -> None:
+        """Forgets the finished unrolls, which are waited for as in `take`: acting goes on, nobody learns."""
+        with self._changed:
+            self._changed.wait_for(self._is_ready, timeout)
+            if not self._slots.num_finished:
+                return
+            taken = self._slots.take(self._slots.num_finished)
+            self._slots.give_back(taken.unroll)
+            self._slots.learned(taken.slot)
+        self.wake()
+
+    def take_episodes(self) -> Episodes:
+        """The episodes that ended since the last call of this or of `figures`."""
+        with self._lock:
+            return self._slots.take_episodes()
+
     def publish(self, params: ActingParams, slot: np.ndarray) -> None:
         """What acting reads from now on, after an update from unrolls of slots [n]."""
         with self._lock:
@@ -280,16 +296,16 @@ class Engine:
                 self._wait_s += now - self._waiting_since
                 self._waiting_since = now
             row: dict[str, float] = {
-                "num_episodes": episodes.num_episodes,
+                "num_episodes": len(episodes.slot),
                 "num_live_slots": int(self._slots.is_live.sum()),
                 "dropped_steps": self._slots.num_dropped,
                 "inference_batch": self._num_rows / max(self._num_calls, 1),
                 "inference_wait_s": self._wait_s,
             }
             self._wait_s, self._num_calls, self._num_rows, self._slots.num_dropped = 0.0, 0, 0, 0
-        if episodes.num_episodes:
-            row["episode_return"] = episodes.return_sum / episodes.num_episodes
-            row["episode_length"] = episodes.length_sum / episodes.num_episodes
+        if len(episodes.slot):
+            row["episode_return"] = float(episodes.returns.mean())
+            row["episode_length"] = float(episodes.lengths.mean())
         if len(lags):
             row["policy_lag"], row["policy_lag_max"] = float(lags.mean()), int(lags.max())
         return row

@@ -37,12 +37,14 @@ class Taken(NamedTuple):
     lag: np.ndarray
 
 
-class EpisodeFigures(NamedTuple):
-    """Over the episodes that ended in a while."""
+class Episodes(NamedTuple):
+    """Those that ended in a while, in the order in which they did: `slot` int32, `returns` float64, `lengths`
+    int64, [n] each.
+    """
 
-    num_episodes: int
-    return_sum: float
-    length_sum: int
+    slot: np.ndarray
+    returns: np.ndarray
+    lengths: np.ndarray
 
 
 def num_unrolls(num_slots: int, max_lag: float) -> int:
@@ -91,6 +93,7 @@ class Slots:
         self._is_at_end = np.ones(num_slots, bool)  # the next timestep opens an unroll, or closes one
         self._follows = np.zeros(num_slots, bool)
         self._num_waiting = np.zeros(num_slots, np.int64)  # finished and not yet learned from
+        self._is_outside = np.zeros(num_slots, bool)  # an update is under way that has no unroll of it
 
         self._nowhere = np.full(num_slots, self.num_unrolls, np.int32)
         self._nowhere.flags.writeable = False
@@ -101,7 +104,7 @@ class Slots:
 
         self._return = np.zeros(num_slots, np.float64)
         self._steps = np.zeros(num_slots, np.int64)
-        self._episodes = EpisodeFigures(0, 0.0, 0)
+        self._ended: list[Episodes] = []
 
     @property
     def is_bounded(self) -> bool:
@@ -201,9 +204,11 @@ class Slots:
         """
         if num_others + len(slot) > len(self._free):
             return False
-        return not self.is_bounded or bool(
-            ((self._num_waiting[slot] <= self._max_lag) | (self._unroll[slot] >= 0)).all()
-        )
+        if not self.is_bounded:
+            return True
+        # What begins outside an update that is under way will be an update older.
+        lag = self._num_waiting[slot] + self._is_outside[slot]
+        return bool(((lag <= self._max_lag) | (self._unroll[slot] >= 0)).all())
 
     def held(self, slot: np.ndarray) -> None:
         """Slots [n] share a message in which one waits for the learner, who must not wait for the others.
@@ -260,6 +265,8 @@ class Slots:
         gone = set(unrolls)
         self._finished = collections.deque(unroll for unroll in self._finished if unroll not in gone)
         unroll = np.array(sorted(unrolls, key=lambda unroll: self._slot_of[unroll]), np.int32)
+        self._is_outside[:] = True
+        self._is_outside[self._slot_of[unroll]] = False
         return Taken(
             unroll, self._slot_of[unroll], self._continues[unroll], self.version - self._version_of[unroll]
         )
@@ -271,11 +278,13 @@ class Slots:
     def learned(self, slot: np.ndarray) -> None:
         """The unrolls taken from slots [n] are learned from, and what followed from it is published."""
         np.subtract.at(self._num_waiting, slot, 1)
+        self._is_outside[:] = False
 
-    def take_episodes(self) -> EpisodeFigures:
+    def take_episodes(self) -> Episodes:
         """The episodes that ended since the last call."""
-        episodes, self._episodes = self._episodes, EpisodeFigures(0, 0.0, 0)
-        return episodes
+        ended, self._ended = self._ended, []
+        none = Episodes(np.zeros(0, np.int32), np.zeros(0), np.zeros(0, np.int64))
+        return Episodes(*map(np.concatenate, zip(none, *ended, strict=True)))
 
     def _follow_episodes(
         self, slot: np.ndarray, first: np.ndarray, last: np.ndarray, reward: np.ndarray
@@ -285,9 +294,4 @@ class Slots:
             returned[first], steps[first] = 0.0, 0
         self._return[slot], self._steps[slot] = returned, steps
         if np.count_nonzero(last):
-            number, return_sum, length_sum = self._episodes
-            self._episodes = EpisodeFigures(
-                number + int(last.sum()),
-                return_sum + float(returned[last].sum()),
-                length_sum + int(steps[last].sum()),
-            )
+            self._ended.append(Episodes(slot[last], returned[last], steps[last]))

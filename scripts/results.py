@@ -24,13 +24,19 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """One row of the table: a config, what is changed in it, and what it should reach."""
+    """One row of the table: a config, what is changed in it, and what it should reach.
+
+    Where named, it begins with the parameters of the same seed of `init_from`, an earlier experiment of its
+    group, and is evaluated on another environment.
+    """
 
     name: str
     config: str
     overrides: tuple[str, ...]
     goal: str
     num_episodes: int = 128
+    init_from: str = ""
+    evaluate_on: str = ""
 
 
 # Fifteen steps lie between the bit and the reward: no sequence with its burn-in holds both. And a slot's
@@ -43,6 +49,7 @@ SHORT_SEQUENCES = (
     "--agent.replay-capacity=20_000",
     "--agent.updates-per-insert=1",
 )
+IN_JAX, ON_GYMNASIUM = "gymnax alone", "gymnasium:CartPole-v1"
 BURN_IN, ZERO_STATE = "--agent.burn-in=6", "--agent.start-state=zero"
 
 EXPERIMENTS = {
@@ -67,6 +74,20 @@ EXPERIMENTS = {
     "bridge": (
         Experiment("CartPole-v1 of Gymnasium, V-trace", "vtrace_gymnasium_cartpole", (), ">= 475"),
         Experiment("CartPole-v1 of Gymnasium, R2D2", "r2d2_gymnasium_cartpole", (), ">= 450"),
+    ),
+    "mixed": (
+        Experiment(
+            IN_JAX, "vtrace_cartpole", ("--total-env-steps=60_000",), "none", evaluate_on=ON_GYMNASIUM
+        ),
+        Experiment(
+            "then both",
+            "vtrace_mixed_cartpole",
+            ("--total-env-steps=250_000",),
+            ">= 475",
+            init_from=IN_JAX,
+            evaluate_on=ON_GYMNASIUM,
+        ),
+        Experiment("both from the start", "vtrace_mixed_cartpole", (), ">= 475", evaluate_on=ON_GYMNASIUM),
     ),
     "pong": (Experiment("Pong, Ape-X DQN", "apex_dqn_pong", (), ">= 15", num_episodes=10),),
     "stored_state": tuple(
@@ -99,11 +120,14 @@ def train_and_evaluate(experiment: Experiment, seed: int, run_dir: pathlib.Path)
     """One run's figures, and its learning curve as [env_steps, return] pairs."""
     config = ROOT / "configs" / f"{experiment.config}.toml"
     cache = run_dir.with_name(f"{run_dir.name}-cache")
-    _, train_s = run_command(
-        cache, "train", str(config), "--seed", str(seed), *experiment.overrides, "--run-dir", str(run_dir)
-    )
-    num_episodes = str(experiment.num_episodes)
-    printed, _ = run_command(cache, "evaluate", str(run_dir), "--json", "--episodes", num_episodes)
+    options = ["--seed", str(seed), *experiment.overrides]
+    if experiment.init_from:
+        options += ["--init-from", str(run_dir.with_name(f"{experiment.init_from}-{seed}"))]
+    _, train_s = run_command(cache, "train", str(config), *options, "--run-dir", str(run_dir))
+    options = ["--episodes", str(experiment.num_episodes)]
+    if experiment.evaluate_on:
+        options += ["--env", experiment.evaluate_on]
+    printed, _ = run_command(cache, "evaluate", str(run_dir), "--json", *options)
     evaluation = json.loads(printed.splitlines()[-1])
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     curve = [[line["env_steps"], line["episode_return"]] for line in lines if "episode_return" in line]
@@ -184,11 +208,13 @@ def main() -> None:
         kept = [name for name in names if arguments.only not in name]
         results = [row for row in json.loads(written.read_text())["results"] if row["experiment"] in kept]
     with tempfile.TemporaryDirectory() as scratch:
-        for index, experiment in enumerate(EXPERIMENTS[arguments.group]):
+        for experiment in EXPERIMENTS[arguments.group]:
             if arguments.only and arguments.only not in experiment.name:
                 continue
             for seed in arguments.seeds:
-                result = train_and_evaluate(experiment, seed, pathlib.Path(scratch) / f"{index}-{seed}")
+                result = train_and_evaluate(
+                    experiment, seed, pathlib.Path(scratch) / f"{experiment.name}-{seed}"
+                )
                 results.append(result)
                 print(
                     f"{result['experiment']}, seed {seed}: return {result['return_mean']:.3f} "

@@ -323,6 +323,23 @@ def test_out_of_range(load, flag, value):
 
 
 @pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("0.5", "0.4"), "sources.device + sources.actors: expected 1, all of a batch, found 0.9"),
+        (("0", "1"), "set env.place = 'actors'"),
+        (("0.3", "0.7"), "sources.device: expected a share of env.num_envs = 4 that is a whole number"),
+        (("0.5", "0.5", "--env.place", "actors"), "env.place: expected 'auto'"),
+        (("0.5", "0.5", "--agent.num-shards", "2"), "agent.num_shards: expected 1"),
+        (("0.5", "0.5", "--bridge.local-actors", "3"), "at most the 2 of env.num_envs"),
+    ],
+)
+def test_shares_of_sources(load, flags, message):
+    device, actors, *others = flags
+    shares = ("--env.num-envs", "4", "--sources.device", device, "--sources.actors", actors)
+    assert message in refusal(load, MINIMAL, *shares, *others)
+
+
+@pytest.mark.parametrize(
     ("flag", "value", "remedy"),
     [
         ("--agent.discount", "99", "99 % is 0.99"),

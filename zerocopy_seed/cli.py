@@ -106,9 +106,12 @@ def _train(parser: _Parser, words: list[str]) -> int:
     )
     parser.add_argument("--run-dir", metavar="DIR", type=_directory, help="(default: runs/CONFIG-TIME)")
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of --run-dir")
+    parser.add_argument(
+        "--init-from", metavar="RUN_DIR", type=_directory, help="begin with that run's parameters"
+    )
     # Help comes last, since it shows the values of the configuration that the other words name.
     parser.add_argument("-h", "--help", action="store_true", help="show this, with the values of CONFIG")
-    own, overrides = _split(words, ("--run-dir", "--resume", "-h", "--help"))
+    own, overrides = _split(words, ("--run-dir", "--resume", "--init-from", "-h", "--help"))
     options = parser.parse_args(own)
     path, run_dir = options.config, options.run_dir
     config = None
@@ -120,6 +123,8 @@ def _train(parser: _Parser, words: list[str]) -> int:
         add_flags(parser, config)
         parser.print_help()
         return 0
+    if options.resume and options.init_from is not None:
+        raise UserError("--init-from", expected="a new run", found="--resume, which has its own parameters")
     if options.resume and run_dir is None:
         raise UserError("--resume", expected="--run-dir with the run to go on with", found="none")
     if config is None:
@@ -136,7 +141,7 @@ def _train(parser: _Parser, words: list[str]) -> int:
     with StopRequest() as stop:
         from zerocopy_seed.loops.train import train
 
-        return train(config, run_dir, resume=options.resume, stop=stop)
+        return train(config, run_dir, resume=options.resume, init_from=options.init_from, stop=stop)
 
 
 def _actor(parser: _Parser, words: list[str]) -> int:

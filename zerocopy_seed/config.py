@@ -262,6 +262,22 @@ class BridgeConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class SourcesConfig:
+    """Where the unrolls of a batch come from, if from the device and from actors at once."""
+
+    device: Fraction = 1.0
+    """Share of `env.num_envs` that is on the device; only of environments written in JAX."""
+    actors: Fraction = 0.0
+    """Share that is in actors; the two add up to 1. To have all in actors, set `env.place` instead."""
+    actors_env: str = ""
+    """What actors run, with the same spec; "" is `env.name`."""
+    actors_settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Keyword arguments of that environment."""
+    wait: bool = True
+    """Wait for the actors' share of every batch; false takes what they have finished, be it nothing."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Config:
     """One experiment, whole."""
 
@@ -281,3 +297,4 @@ class Config:
     metrics: MetricsConfig = dataclasses.field(default_factory=MetricsConfig)
     devices: DevicesConfig = dataclasses.field(default_factory=DevicesConfig)
     bridge: BridgeConfig = dataclasses.field(default_factory=BridgeConfig)
+    sources: SourcesConfig = dataclasses.field(default_factory=SourcesConfig)

@@ -7,6 +7,7 @@ import math
 from zerocopy_envs.errors import UserError
 from zerocopy_seed.config import Config, R2D2Config, Range, VTraceConfig
 from zerocopy_seed.config_keys import keys, range_of
+from zerocopy_seed.config_sources import is_mixed, num_on_device
 from zerocopy_seed.config_sweep import has_members, make_members
 from zerocopy_seed.replay_layout import Layout, make_layout
 
@@ -35,6 +36,7 @@ def validate(config: Config) -> None:
     num_envs, agent, num_devices = config.env.num_envs, config.agent, config.devices.num_devices
     _require_multiple("env.num_envs", num_envs, "devices.num_devices", num_devices)
     _require_multiple("agent.num_shards", agent.num_shards, "devices.num_devices", num_devices)
+    _validate_sources(config)
     _validate_bridge(config)
     if isinstance(agent, VTraceConfig):
         _validate_vtrace(agent, num_envs)
@@ -70,8 +72,43 @@ def _range_remedy(allowed: Range, value: float) -> str:
     return ""
 
 
+def _validate_sources(config: Config) -> None:
+    sources, num_envs = config.sources, config.env.num_envs
+    total = sources.device + sources.actors
+    if abs(total - 1.0) > 1e-6:
+        raise UserError(
+            "sources.device + sources.actors",
+            expected="1, all of a batch",
+            found=f"{total:g}",
+            remedy=f"set sources.actors = {1.0 - sources.device:g}",
+        )
+    if sources.actors == 0.0:
+        return
+    if sources.device == 0.0:
+        raise UserError(
+            "sources.device",
+            expected="more than 0, the share on the device",
+            found="0.0",
+            remedy="to have all environments in actors, set env.place = 'actors' and leave sources out",
+        )
+    if config.env.place == "actors":
+        raise UserError("env.place", expected="'auto' where sources divides a batch", found="'actors'")
+    on_device = sources.device * num_envs
+    if abs(on_device - round(on_device)) > 1e-6 or not 0 < round(on_device) < num_envs:
+        raise UserError(
+            "sources.device",
+            expected=f"a share of env.num_envs = {num_envs} that is a whole number of environments",
+            found=f"{sources.device:g}, {on_device:g} environments",
+        )
+    if config.agent.num_shards > 1:
+        raise UserError(
+            "agent.num_shards", expected="1 where sources divides a batch", found=str(config.agent.num_shards)
+        )
+
+
 def _validate_bridge(config: Config) -> None:
-    bridge, num_envs = config.bridge, config.env.num_envs
+    bridge = config.bridge
+    num_envs = config.env.num_envs - (num_on_device(config) if is_mixed(config) else 0)
     lag = bridge.max_policy_lag
     if lag != math.inf and not lag.is_integer():
         raise UserError(
@@ -84,7 +121,7 @@ def _validate_bridge(config: Config) -> None:
     if needed > num_envs:
         raise UserError(
             "bridge.local_actors",
-            expected=f"actors for at most env.num_envs = {num_envs} environments",
+            expected=f"actors for at most the {num_envs} of env.num_envs that are in actors",
             found=f"{bridge.local_actors} with {max(bridge.envs_per_actor, 1)} or more each",
             remedy="lower bridge.local_actors or bridge.envs_per_actor, or raise env.num_envs",
         )

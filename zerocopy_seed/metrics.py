@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from zerocopy_seed.files import replace_text
+
 FILE_NAME = "metrics.jsonl"
 
 # The tags that CleanRL and its descendants have made known; what is not here goes under `train/`.
@@ -55,7 +57,7 @@ class MetricsWriter:
         run_dir.mkdir(parents=True, exist_ok=True)
         kept = [] if resume_env_steps is None else read_metrics(run_dir)
         kept = [row for row in kept if row["env_steps"] <= (resume_env_steps or 0)]
-        _replace_lines(run_dir / FILE_NAME, kept)
+        replace_text(run_dir / FILE_NAME, "".join(json.dumps(row) + "\n" for row in kept))
         self._clock, self._started = clock, clock()
         self._warn, self._lost_lines = warn, 0
         self._path = run_dir / FILE_NAME
@@ -123,13 +125,6 @@ def read_metrics(run_dir: str | os.PathLike[str]) -> list[dict[str, Any]]:
         if isinstance(row, dict) and "env_steps" in row:
             rows.append(row)
     return rows
-
-
-def _replace_lines(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Atomically, so that a kill leaves either the old lines or the new ones."""
-    replacement = path.with_suffix(".tmp")
-    replacement.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    os.replace(replacement, path)
 
 
 def _plain(name: str, value: Any) -> Any:

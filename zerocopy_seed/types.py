@@ -139,6 +139,8 @@ class Agent(NamedTuple):
       learn: LearnerState, Trajectory -> LearnerState, metrics (dict of float32 scalars)
       store: LearnerState, Trajectory -> LearnerState: remembers unrolls, each slot's at most once, without
         learning; None for an agent that learns from the batch at hand alone
+      begin_from: LearnerState, ActingParams -> LearnerState with the parameters of another run; None for an
+        agent that cannot
     """
 
     init: Callable[[Key], LearnerState]
@@ -147,3 +149,4 @@ class Agent(NamedTuple):
     act: Callable[..., tuple[Array, Any, AgentState]]
     learn: Callable[[LearnerState, Trajectory], tuple[LearnerState, dict[str, Array]]]
     store: Callable[[LearnerState, Trajectory], LearnerState] | None = None
+    begin_from: Callable[[LearnerState, ActingParams], LearnerState] | None = None

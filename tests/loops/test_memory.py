@@ -5,12 +5,18 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import pytest
+from small_runs import CATCH
 
 from zerocopy_envs.errors import UserError
+from zerocopy_seed.agents import make_agent
 from zerocopy_seed.config import Config, EnvConfig, R2D2Config, VTraceConfig
 from zerocopy_seed.loops import memory
+from zerocopy_seed.loops.bridge import init_learner
+from zerocopy_seed.loops.environments import make_environment
 from zerocopy_seed.loops.memory import available_memory, check_memory, in_gigabytes, num_bytes
 from zerocopy_seed.loops.on_device import TrainState
+from zerocopy_seed.loops.serving import table_types
+from zerocopy_seed.remote.engine import Engine
 from zerocopy_seed.replay_layout import make_layout
 from zerocopy_seed.types import LearnerState
 
@@ -165,6 +171,30 @@ def test_what_is_not_the_replays_fault(available):
         assert message.startswith("env.num_envs: expected a run of at most 1.00 GB")
         assert "GB for 10 environments, the network and an update" in message
     assert "lower env.num_envs as well" in refusal(devices=[Device(3 * GB + UPDATE + 10)])
+
+
+def test_what_the_bridge_keeps_is_counted():
+    spec = make_environment(CATCH.env).spec
+    agent = make_agent(CATCH.agent, CATCH.network, spec, num_slots=CATCH.env.num_envs)
+    types = jax.eval_shape(lambda: init_learner(agent, 0))
+    params = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), agent.acting(types.learner))
+    engine = Engine(
+        agent,
+        spec,
+        params,
+        seed=0,
+        num_slots=CATCH.env.num_envs,
+        unroll_length=CATCH.agent.unroll_length,
+        max_policy_lag=CATCH.bridge.max_policy_lag,
+        max_batch=8,
+    )
+    tables, trajectory = table_types(CATCH, agent, spec, types.learner, num_slots=4)
+    kept = jax.eval_shape(lambda x: x, engine.empty_trajectory())
+    assert kept == trajectory
+    # timesteps with a 4 x 3 board, actions and log-probabilities; last actions, slots, continues
+    assert num_bytes(trajectory) == 4 * (6 * (1 + 4 + 4 + 12 * 4) + 5 * (4 + 4) + 4 + 4 + 1)
+    # 12 unrolls for 4 slots, whose scalars are three int32; and keys and last actions of the slots
+    assert num_bytes(tables) == 12 * (6 * (3 * 4 + 12 * 4) + 5 * (4 + 4) + 4) + 4 * (8 + 4)
 
 
 def write(root, **files):

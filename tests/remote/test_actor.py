@@ -17,8 +17,9 @@ from echo_server import EchoServer
 from zerocopy_envs.errors import UserError
 from zerocopy_envs.types import ArraySpec, DiscreteAction, EnvironmentSpec
 from zerocopy_seed.remote import bridge_pb2
-from zerocopy_seed.remote.actor import Actor, EnvironmentFailed
+from zerocopy_seed.remote.actor import Actor
 from zerocopy_seed.remote.errors import Refused, Unavailable
+from zerocopy_seed.remote.halves import EnvironmentFailed
 from zerocopy_seed.remote.transport import GrpcTransport, InProcessTransport
 
 ROOT = pathlib.Path(__file__).parent.parent.parent

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from counting_agent import PARAMS, SPEC, make_counting_agent
 
-from zerocopy_seed.remote.batches import Request
 from zerocopy_seed.remote.engine import Engine
+from zerocopy_seed.remote.requests import make_request
 
 FIRST, MID, LAST = 0, 1, 2
 
@@ -50,11 +50,10 @@ def send(engine, streams):
         for stream, action in zip(streams, actions, strict=True):
             stream.actions.append(int(action))
 
-    assert engine.check(slot, step_type) is None
-    reward = number.astype(np.float32)
-    engine.add(
-        Request(slot, step_type, reward, (step_type != LAST).astype(np.float32), (observation,), answer)
-    )
+    reward, discount = number.astype(np.float32), (step_type != LAST).astype(np.float32)
+    request = make_request(slot, step_type, reward, discount, (observation,), answer)
+    assert engine.check(request) is None
+    engine.add(request)
 
 
 def answer_all(engine):
@@ -193,7 +192,8 @@ def test_requests_of_a_lost_actor_are_forgotten():
     slots, _ = engine.open_slots(2) or pytest.fail("no slots")
     streams = [Stream(slot, np.random.default_rng(0)) for slot in slots.tolist()]
     send(engine, streams[:1])
-    assert engine.check(slots[:1], np.array([FIRST], np.int8)) is not None  # the first has no answer yet
+    with pytest.raises(AssertionError):
+        send(engine, streams[:1])  # the first has no answer yet
     send(engine, streams[1:])
     engine.close_slots(slots[:1])
     assert [request.slot.tolist() for request, _ in engine.step()] == [[1]]
@@ -220,7 +220,7 @@ def test_more_actors_compile_nothing_new():
 def test_a_step_writes_its_tables_in_place():
     engine = make_engine(num_slots=64, length=200)
     batch = engine._batches[0]
-    compiled: Any = engine._step.lower(engine._tables, PARAMS, *batch.arrays).compile()
+    compiled: Any = engine._step.lower(engine._tables, PARAMS, batch.words, batch.observation).compile()
     tables = sum(leaf.nbytes for leaf in jax.tree.leaves(engine._tables))
     memory: Any = compiled.memory_analysis()
     assert memory.alias_size_in_bytes >= tables
@@ -230,7 +230,7 @@ def test_a_step_writes_its_tables_in_place():
 def test_the_copy_that_goes_up_is_aligned_and_single():
     engine = make_engine(num_slots=20)
     for batch in engine._batches:
-        for leaf in jax.tree.leaves(batch.arrays):
+        for leaf in jax.tree.leaves((batch.words, batch.observation)):
             assert leaf.ctypes.data % 64 == 0
             assert leaf.flags.writeable
 

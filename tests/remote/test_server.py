@@ -341,6 +341,42 @@ def test_the_end_of_a_run_is_said_to_actors():
     assert server.bridge.num_lost == 0
 
 
+def test_a_simulator_that_is_busy_when_the_run_ends_hears_of_it(monkeypatch):
+    monkeypatch.setattr("zerocopy_seed.remote.server._GOODBYE_S", 0.1)
+    with serving(make_engine()) as (server, _):
+        client = ActorClient(server.addresses[0], SPEC, 1, reconnect_s=0.5)
+        timestep = Counting(1).reset(client.seeds)
+        client.step(timestep)
+        server.is_run_over = True
+        server.__exit__()
+    for _ in range(2):
+        with pytest.raises(RunEnded):
+            client.step(timestep)
+    client.close()
+    assert server.bridge.num_lost == 0
+
+
+def test_an_actor_in_a_long_step_when_the_run_ends_hears_of_it(monkeypatch):
+    monkeypatch.setattr("zerocopy_seed.remote.server._GOODBYE_S", 0.1)
+    engine, lines = make_engine(), []
+    run = RunDescription("run", COUNTING, {"step_s": 0.8}, SPEC, 1)
+    with Server(engine, run, ("127.0.0.1:0",), in_thread=False) as server:
+
+        def end():
+            while not engine.figures()["inference_batch"]:
+                time.sleep(0.01)
+            server.is_run_over = True
+            server.__exit__()
+
+        (address,) = server.addresses
+        actor = Actor(lambda: GrpcTransport(address), "there", report=lines.append, reconnect_s=0.0)
+        ending = threading.Thread(target=end)
+        ending.start()
+        asyncio.run(actor.run())
+        ending.join()
+    assert lines[-1] == "the learner at there has ended the run"
+
+
 def test_a_killed_actor_frees_its_slots_and_is_counted():
     program = (
         "import sys, time, numpy as np; from zerocopy_seed.remote.client import ActorClient;"

@@ -2,9 +2,11 @@
 
 import math
 
+import jax
 import numpy as np
 import pytest
 
+from zerocopy_seed.remote.requests import make_request
 from zerocopy_seed.remote.slots import Slots
 
 FIRST, MID, LAST = 0, 1, 2
@@ -14,10 +16,16 @@ def make(num_slots=3, length=2, *, max_lag=math.inf, distinct=False):
     return Slots(num_slots, length, max_lag=max_lag, distinct=distinct)
 
 
+def request(slot, step_type, reward=0.0):
+    slot, step_type = np.asarray(slot, np.int32), np.asarray(step_type, np.int8)
+    reward = np.full(slot.shape, reward, np.float32)
+    return make_request(slot, step_type, reward, np.ones_like(reward), (), lambda actions: None)
+
+
 def play(slots, slot, step_type, reward=0.0):
     """One timestep of some slots, answered: (closed, unroll, row)."""
     slot, step_type = np.asarray(slot, np.int32), np.asarray(step_type, np.int8)
-    assert slots.check(slot, step_type) is None
+    assert slots.check(request(slot, step_type)) is None
     slots.arrived(slot)
     closed = slots.note(slot, step_type, np.broadcast_to(np.float32(reward), slot.shape))
     unroll, row = slots.begin_rows(slot)
@@ -90,7 +98,7 @@ def test_a_lost_actor_leaves_finished_unrolls_and_a_slot_that_starts_fresh():
     assert len(slots._free) == free_before + 1
     assert slots.open(1).tolist() == [0]
     assert slots.incarnation.tolist() == [1, 0]
-    assert slots.check(np.array([0]), np.array([MID])) == ("FIRST (0) at the start and after a LAST", 0)
+    assert slots.check(request([0], [MID])) == ("FIRST (0) at the start and after a LAST", 0)
     for step in (FIRST, MID, MID):
         play(slots, [0], [step])
     taken = slots.take(9)
@@ -102,14 +110,49 @@ def test_messages_out_of_turn_are_noticed():
     slots = make(2)
     slots.open(2)
     slot = np.array([0, 1], np.int32)
-    assert slots.check(slot, np.array([FIRST, FIRST])) is None
+    assert slots.check(request(slot, [FIRST, FIRST])) is None
     slots.arrived(slot)
-    assert slots.check(slot, np.array([FIRST, FIRST])) == ("no message before the answer to the last one", 0)
+    assert slots.check(request(slot, [FIRST, FIRST])) == ("no message before the answer to the last one", 0)
     slots.note(slot, np.array([FIRST, FIRST], np.int8), np.zeros(2, np.float32))
     slots.begin_rows(slot)
     slots.answered(slot)
     play(slots, [1], [LAST])
-    assert slots.check(slot, np.array([MID, MID])) == ("FIRST (0) at the start and after a LAST", 1)
+    assert slots.check(request(slot, [MID, MID])) == ("FIRST (0) at the start and after a LAST", 1)
+
+
+def test_the_short_way_of_usual_requests_comes_to_the_same():
+    rng = np.random.default_rng(0)
+    plain, short = make(6, 4), make(6, 4)
+    for slots in (plain, short):
+        slots.open(6)
+    has_ended, num_short = np.ones(6, bool), 0
+    for _ in range(300):
+        begin, end = sorted(rng.choice(7, 2, replace=False))
+        slot = np.arange(begin, end, dtype=np.int32)
+        step_type = np.where(
+            has_ended[slot], FIRST, rng.choice([FIRST, MID, LAST], slot.shape, p=[0.01, 0.97, 0.02])
+        )
+        has_ended[slot] = step_type == LAST
+        asked = request(slot, step_type.astype(np.int8), rng.normal())
+        expected = play(plain, slot, step_type, asked.reward[0])
+        places = np.empty((4, len(slot)), np.int32)
+        assert short.check(asked) is None
+        short.arrived(asked.where)
+        if short.go_on(asked, places):
+            num_short += 1
+            np.testing.assert_array_equal(places, [slot, expected[1], expected[2], expected[0]])
+        else:
+            closed = short.note(slot, asked.step_type, asked.reward)
+            assert (closed.tolist(), *(rows.tolist() for rows in short.begin_rows(slot))) == expected
+        short.answered(asked.where)
+        if plain.num_finished > 5:
+            taken, theirs = plain.take(9), short.take(9)
+            jax.tree.map(np.testing.assert_array_equal, taken, theirs)
+            plain.give_back(taken.unroll)
+            short.give_back(taken.unroll)
+    assert num_short > 50
+    assert plain.num_dropped == short.num_dropped > 0
+    assert plain.take_episodes() == short.take_episodes()
 
 
 def test_unrolls_of_different_slots_only_where_asked():

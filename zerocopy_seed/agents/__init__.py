@@ -17,6 +17,7 @@ def make_agent(
     *,
     num_slots: int,
     axis_name: str | None = None,
+    num_on_device: int | None = None,
 ) -> Agent:
     """The agent that `config` names, over a network made for `spec`.
 
@@ -26,6 +27,7 @@ def make_agent(
       spec: the environment's.
       num_slots: environments that act for it, all devices together.
       axis_name: mesh axis over which slots are spread, inside `shard_map`; None for one device.
+      num_on_device: of the slots, where others are in actors; see `make_vtrace_agent`.
 
     Raises:
       UserError: the network does not fit the environment, or cannot be loaded; the agent has no such actions.
@@ -38,4 +40,11 @@ def make_agent(
         return make_r2d2_agent(
             config, network, spec, num_slots=num_slots, frame_stack=frame_stack, axis_name=axis_name
         )
-    return make_vtrace_agent(config, network, spec, frame_stack=frame_stack, axis_name=axis_name)
+    return make_vtrace_agent(
+        config,
+        network,
+        spec,
+        frame_stack=frame_stack,
+        axis_name=axis_name,
+        num_on_device=num_on_device,
+    )

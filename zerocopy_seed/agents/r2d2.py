@@ -234,7 +234,11 @@ def make_r2d2_agent(
         uniforms = uniforms.reshape(num_local, config.updates_per_insert, per_shard, per_sample)
         return jnp.swapaxes(uniforms, 0, 1)
 
-    return Agent(init, acting, initial_state, act, learn, store)
+    def begin_from(state: LearnerState, params: ActingParams) -> LearnerState:
+        target = Target(jax.tree.map(jnp.copy, params.network), jnp.int32(0))
+        return state._replace(params=params.network, target=target, statistics=params.statistics)
+
+    return Agent(init, acting, initial_state, act, learn, store, begin_from)
 
 
 def _choose(condition: Array, chosen: Any, other: Any) -> Any:

@@ -39,6 +39,9 @@ from zerocopy_seed.types import (
 _CPU_MAX_ROWS = 4096
 _CPU_MAX_BYTES = 2**22
 
+# Names of sources in metrics.
+DEVICE, ACTORS = "device", "actors"
+
 
 class VTraceOutput(NamedTuple):
     """What the behaviour policy said: `log_prob` [B] float32 of the action taken."""
@@ -65,6 +68,7 @@ def make_vtrace_agent(
     *,
     frame_stack: int = 1,
     axis_name: str | None = None,
+    num_on_device: int | None = None,
 ) -> Agent:
     """The agent of `config` over `network`.
 
@@ -74,6 +78,7 @@ def make_vtrace_agent(
       spec: the environment's.
       frame_stack: observations seen at once.
       axis_name: mesh axis over which slots are spread, inside `shard_map`; None for one device.
+      num_on_device: slots below this are on the device, the others in actors: metrics tell them apart.
     """
     distribution = make_distribution(spec.action)
     # The mean advantage of a minibatch is known only when all of it is.
@@ -169,13 +174,19 @@ def make_vtrace_agent(
             entropy_loss = adaptive_cost * (lax.stop_gradient(entropy) - settings["target_entropy"] * share)
             entropy_cost = lax.stop_gradient(adaptive_cost)
         loss = policy_loss + settings["baseline_cost"] * value_loss - entropy_cost * entropy + entropy_loss
+        ratio = clipped_ratio(log_rho, settings["clip_rho"])
         metrics = {
             "policy_loss": policy_loss,
             "value_loss": value_loss,
             "entropy": entropy,
-            "importance_ratio": mean(clipped_ratio(log_rho, settings["clip_rho"])),
+            "importance_ratio": mean(ratio),
             "value": mean(values[:-1]),
         }
+        if num_on_device is not None:
+            on_device = (batch.slot < num_on_device)[None]
+            for source, of_source in ((DEVICE, on_device), (ACTORS, ~on_device)):
+                metrics[f"{source}_share"] = jnp.where(of_source, mask, 0.0).sum() / num_valid
+                metrics[f"{source}_importance_ratio"] = mean(jnp.where(of_source, ratio, 0.0))
         if config.adaptive_entropy:
             metrics["entropy_cost"] = entropy_cost * share
         return loss, metrics
@@ -216,6 +227,9 @@ def make_vtrace_agent(
             axis_name=axis_name,
         )
         metrics["learning_rate"] = learning_rate
+        for source in (DEVICE, ACTORS) if num_on_device is not None else ():
+            share = jnp.maximum(metrics[f"{source}_share"], 1e-9)  # 0 where nothing of it was in the batch
+            metrics[f"{source}_importance_ratio"] /= share
         return state._replace(
             params=params,
             opt_state=opt_state,
@@ -224,4 +238,8 @@ def make_vtrace_agent(
             num_updates=counters.increment(state.num_updates, jnp.int32(1)),
         ), metrics
 
-    return Agent(init, acting, initial_state, act, learn)
+    def begin_from(state: LearnerState, params: ActingParams) -> LearnerState:
+        network = state.params._replace(network=params.network)
+        return state._replace(params=network, statistics=params.statistics)
+
+    return Agent(init, acting, initial_state, act, learn, begin_from=begin_from)

@@ -55,7 +55,8 @@ def compare_with_ale(*, num_pairs: int, window_s: float, num_envs: int = NUM_ENV
         raise RuntimeError(line)
 
     rates: dict[str, list[float]] = {"bridge": [], "ale": []}
-    with alone, served as (address, _, server, _), LocalActors(address, [num_envs], warn=say) as actors:
+    with alone, served as (address, _, server, engine), LocalActors(address, [num_envs], warn=say) as actors:
+        engine.copies = True
         (actor,) = actors.pids
         row_bytes = server.bridge.wire.row_bytes
         while server.bridge.num_bytes < 20 * num_envs * row_bytes:

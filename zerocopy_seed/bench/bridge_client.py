@@ -1,7 +1,7 @@
 """An actor process of `bench bridge`, without environments, and how the bench talks to it. Imports no JAX.
 
-It sends the same timesteps over and over, to the bridge through the codec or as ready bytes to a bare echo,
-whenever a line on its standard input says so, and answers each line with one of its own.
+It sends the same timesteps over and over, as ready bytes, to the bridge or to a bare echo, whenever a line on
+its standard input says so, and answers each line with one of its own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 from zerocopy_envs.types import ArraySpec, DiscreteAction, EnvironmentSpec, StepType, TimeStep
 from zerocopy_seed.remote import bridge_pb2
 from zerocopy_seed.remote.addresses import client_options, parse_address
-from zerocopy_seed.remote.codec import decode_actions, encode_observations, make_wire_format, request_of
+from zerocopy_seed.remote.codec import decode_actions, encode_observations, make_wire_format
 from zerocopy_seed.remote.specs import spec_to_message
 from zerocopy_seed.remote.transport import SOFTWARE, VERSION, GrpcTransport, Stream
 
@@ -164,28 +164,32 @@ class _Exchange(Protocol):
 
 
 class _BridgeExchange:
+    """Its messages are ready bytes, as the echo's are: what encoding takes is part of `ratio_to_ale`.
+
+    A message's number is its place, counted from 1; places never have two on their way.
+    """
+
     def __init__(self, load: Load, stream: Stream):
-        self._load, self._stream = load, stream
+        self._rows, self._stream = load.rows, stream
         self._wire = make_wire_format(load.spec)
         places = np.arange(load.num_envs, dtype=np.int32).reshape(load.in_flight, load.rows)
-        self._environments = list(places)
-        self._timesteps = [load.timestep(StepType.FIRST)] * load.in_flight
-        self._later = load.timestep(StepType.MID)
-        self._waiting: dict[int, int] = {}
-        self._num_requests = 0
+
+        def messages(step_type: StepType) -> list[bytes]:
+            return [
+                encode_observations(self._wire, 1 + place, environments, load.timestep(step_type))
+                for place, environments in enumerate(places)
+            ]
+
+        self._messages, self._later = messages(StepType.FIRST), messages(StepType.MID)
 
     async def send(self, place: int) -> None:
-        self._num_requests += 1
-        self._waiting[self._num_requests] = place
-        timestep, self._timesteps[place] = self._timesteps[place], self._later
-        message = encode_observations(self._wire, self._num_requests, self._environments[place], timestep)
+        message, self._messages[place] = self._messages[place], self._later[place]
         await self._stream.write(message)
 
     async def receive(self) -> int:
         data = await self._stream.read()
         assert data is not None
-        decode_actions(self._wire, data, self._load.rows)
-        return self._waiting.pop(request_of(data))
+        return decode_actions(self._wire, data, self._rows).request - 1
 
 
 class _EchoExchange:

@@ -21,6 +21,7 @@ from zerocopy_seed.remote.bridge import RunDescription
 from zerocopy_seed.remote.codec import encode_actions, make_wire_format
 from zerocopy_seed.remote.engine import Engine
 from zerocopy_seed.remote.server import Server
+from zerocopy_seed.remote.slots import Taken
 from zerocopy_seed.types import ActingParams, Agent, AgentState, Exploration, RecurrentState
 
 
@@ -37,7 +38,23 @@ class Served(NamedTuple):
     address: str
     echo: str
     server: Server
-    engine: Engine
+    engine: InferenceEngine
+
+
+class InferenceEngine(Engine):
+    """An engine whose learner may let go of unrolls uncopied, so that inference is measured by itself.
+
+    On an accelerator the learner's copy is the device's work; on a CPU it takes the cores that are measured.
+
+    Attributes:
+      copies: whether unrolls are copied for the learner, as in training.
+    """
+
+    copies = False
+
+    def _gather_all(self, taken: Taken | None) -> None:
+        if self.copies or taken is None:
+            super()._gather_all(taken)
 
 
 class Crossings:
@@ -54,8 +71,8 @@ class Crossings:
 
         def counting(program):
             def call(tables, *arguments):
-                *_, places, _, observation = arguments
-                num_rows, size = int((places[0] != nobody).sum()), places.shape[1]
+                *_, words, observation = arguments
+                num_rows, size = int((words[0] != nobody).sum()), words.shape[1]
                 host = [leaf for leaf in jax.tree.leaves(observation) if isinstance(leaf, np.ndarray)]
                 self.gone_up += sum(leaf.nbytes for leaf in host) * num_rows // size
                 return program(tables, *arguments)
@@ -101,6 +118,8 @@ def serve(
 ) -> Iterator[Served]:
     """Serves the constant policy; a thread takes unrolls and learns nothing, so that acting never waits long.
 
+    It lets go of them uncopied, until `engine.copies` is set.
+
     Args:
       spec: of the environments.
       num_slots: for so many of them.
@@ -111,7 +130,7 @@ def serve(
       settings: of it.
     """
     params = ActingParams(jnp.int32(0))
-    engine = Engine(
+    engine = InferenceEngine(
         make_constant_agent(),
         spec,
         params,

@@ -60,14 +60,14 @@ class Program(NamedTuple):
       agent: whose state it is.
       dispatch: (state, window, num_updates int32) -> state, window: so many updates or fewer; donates both.
       metric_names: of the metrics in its windows.
-      figures: what else to say in a line of metrics, since the last one.
+      figures: a line of metrics -> the same with what else there is to say, since the last one.
       failure: why it cannot go on, in one line; "" as long as it can.
     """
 
     agent: Agent
     dispatch: Callable[[TrainState, Window, Any], tuple[TrainState, Window]]
     metric_names: tuple[str, ...]
-    figures: Callable[[], dict[str, float]] = dict
+    figures: Callable[[dict[str, Any]], dict[str, Any]] = dict
     failure: Callable[[], str] = str
 
 

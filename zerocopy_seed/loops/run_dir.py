@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 
 from zerocopy_envs.errors import UserError
 from zerocopy_seed.config import Config
 from zerocopy_seed.config_file import RUN_CONFIG, dump_config, load_run_config, refuse_changed_mathematics
+from zerocopy_seed.files import replace_text
 
 
 def check_run_dir(config: Config, run_dir: pathlib.Path, resume: bool) -> None:
@@ -48,6 +48,4 @@ def make_run_dir(run_dir: pathlib.Path) -> None:
 
 def write_config(config: Config, run_dir: pathlib.Path) -> None:
     """Atomically: a kill while a run is resumed must not cost its configuration."""
-    replacement = run_dir / f"{RUN_CONFIG}.tmp"
-    replacement.write_text(dump_config(config))
-    os.replace(replacement, run_dir / RUN_CONFIG)
+    replace_text(run_dir / RUN_CONFIG, dump_config(config))

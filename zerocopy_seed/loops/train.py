@@ -18,13 +18,15 @@ from zerocopy_envs.wrappers import Vectorized
 from zerocopy_seed.agents import make_agent
 from zerocopy_seed.checkpoint import Checkpointer
 from zerocopy_seed.config import Config
+from zerocopy_seed.config_sources import is_mixed, num_on_device
 from zerocopy_seed.config_sweep import has_members
-from zerocopy_seed.loops.bridge import act_synchronously, bridge_program, init_learner, table_types
+from zerocopy_seed.loops.bridge import bridge_program, init_learner
 from zerocopy_seed.loops.compile_cache import use_compile_cache
 from zerocopy_seed.loops.compiling import compile_once, make_mesh
 from zerocopy_seed.loops.console import complain, draw, say
 from zerocopy_seed.loops.environments import HostEnvironments, find_environment
 from zerocopy_seed.loops.memory import check_memory
+from zerocopy_seed.loops.mixed import check_actors_environment, mixed_program
 from zerocopy_seed.loops.on_device import (
     DATA_AXIS,
     Program,
@@ -38,10 +40,12 @@ from zerocopy_seed.loops.on_device import (
     shard_train_state,
     spread_types,
 )
+from zerocopy_seed.loops.origin import load_origin
 from zerocopy_seed.loops.record import DISPATCH_S, RunRecord, metrics_row
 from zerocopy_seed.loops.run_checkpoint import CHECKPOINTS, empty_replay, restore_train_state, saves_replay
 from zerocopy_seed.loops.run_dir import check_run_dir, make_run_dir, write_config
 from zerocopy_seed.loops.run_lock import lock_run_dir
+from zerocopy_seed.loops.serving import act_synchronously, table_types
 from zerocopy_seed.loops.signals import StopRequest, hearing_signals
 from zerocopy_seed.loops.train_members import train_members
 from zerocopy_seed.metrics import MetricsWriter
@@ -53,7 +57,12 @@ from zerocopy_seed.types import Agent
 
 
 def train(
-    config: Config, run_dir: pathlib.Path, *, resume: bool = False, stop: StopRequest | None = None
+    config: Config,
+    run_dir: pathlib.Path,
+    *,
+    resume: bool = False,
+    init_from: pathlib.Path | None = None,
+    stop: StopRequest | None = None,
 ) -> int:
     """Trains `config` into `run_dir` until `total_env_steps`, SIGINT or SIGTERM; saves at the end.
 
@@ -61,6 +70,7 @@ def train(
       config: the experiment, one run or many (`train_members`).
       run_dir: made if it is not there; without `resume` it must not hold a run.
       resume: go on from the newest intact checkpoint of `run_dir`; if none was finished, from the start.
+      init_from: a run directory whose parameters this one begins with.
       stop: already listening for signals, since before the imports; None listens from here on.
 
     Returns:
@@ -70,24 +80,45 @@ def train(
       UserError: before anything is compiled or written, if the run cannot be begun.
     """
     if stop is not None:
-        return _train(config, run_dir, resume, stop)
+        return _train(config, run_dir, resume, init_from, stop)
     with StopRequest() as stop:
-        return _train(config, run_dir, resume, stop)
+        return _train(config, run_dir, resume, init_from, stop)
 
 
-def _train(config: Config, run_dir: pathlib.Path, resume: bool, stop: StopRequest) -> int:
+def _train(
+    config: Config, run_dir: pathlib.Path, resume: bool, init_from: pathlib.Path | None, stop: StopRequest
+) -> int:
     if has_members(config):
+        if init_from is not None:
+            raise UserError("--init-from", expected="one run", found="many seeds or settings at once")
         return train_members(config, run_dir, resume, stop)
-    if config.env.place == "actors":
+    in_actors, mixed = config.env.place == "actors", is_mixed(config)
+    if in_actors or mixed:
         act_synchronously()
     environment = find_environment(config.env)
-    in_actors = config.env.place == "actors"
     on_device = environment if isinstance(environment, Vectorized) and not in_actors else None
     if on_device is None:
         act_synchronously()
         _check_bridge(config, environment)
+    num_envs = config.env.num_envs
+    if mixed:
+        if on_device is None:
+            raise UserError(
+                "sources.device",
+                expected="0 of an environment that steps on the host",
+                found=f"{config.sources.device:g} of {config.env.name}",
+                remedy="name a JAX environment in env.name, and this one in sources.actors_env",
+            )
+        _check_bridge(config, check_actors_environment(config, on_device))
+        num_envs = num_on_device(config)
     spec = environment.spec
-    agent = make_agent(config.agent, config.network, spec, num_slots=config.env.num_envs)
+    agent = make_agent(
+        config.agent,
+        config.network,
+        spec,
+        num_slots=config.env.num_envs,
+        num_on_device=num_envs if mixed else None,
+    )
     mesh = make_mesh(config.devices.num_devices)
     check_run_dir(config, run_dir, resume)
     use_compile_cache()
@@ -95,15 +126,17 @@ def _train(config: Config, run_dir: pathlib.Path, resume: bool, stop: StopReques
     def init() -> TrainState:
         if on_device is None:
             return init_learner(agent, config.seed)
-        return init_train_state(agent, on_device, config.seed, config.env.num_envs)
+        return init_train_state(agent, on_device, config.seed, num_envs)
 
     def init_without_replay() -> TrainState:
         return _with_replay(init(), ())
 
     state_types = jax.eval_shape(init)  # traced before anything is written: what does not fit is refused here
     in_memory = state_types
-    if on_device is None:
-        in_memory = state_types._replace(actor=table_types(config, agent, spec, state_types))
+    if on_device is None or mixed:
+        num_slots = config.env.num_envs - (num_envs if mixed else 0)
+        tables = table_types(config, agent, spec, state_types.learner, num_slots=num_slots)
+        in_memory = state_types._replace(actor=(state_types.actor, tables))
     devices = jax.devices()[: config.devices.num_devices]
     # whether a replay is saved is asked only of one that fits
     check_memory(config, in_memory, devices, save_replay=config.checkpoint.replay is True)
@@ -112,6 +145,7 @@ def _train(config: Config, run_dir: pathlib.Path, resume: bool, stop: StopReques
     if mesh is not None:  # one device need not hold all of it, not even at first
         replay_types = spread_types(state_types.learner.replay, mesh)
         state_types = _with_replay(state_types, replay_types)
+    origin = None if init_from is None else load_origin(init_from, agent, state_types.learner)
     if stop:
         say("stopped before it began; nothing was written")
         return 0
@@ -139,10 +173,17 @@ def _train(config: Config, run_dir: pathlib.Path, resume: bool, stop: StopReques
             state = _with_replay(
                 compile_once(init_without_replay)(), empty_replay(state_types.learner.replay)
             )
+            if origin is not None and agent.begin_from is not None:
+                say(f"parameters of {init_from} at {origin.env_steps:,} env_steps")
+                state = state._replace(learner=agent.begin_from(state.learner, origin.params))
         with contextlib.ExitStack() as stack:
             if on_device is None:
                 program = stack.enter_context(
                     bridge_program(config, agent, spec, state, run_dir, stop, say=say, warn=complain)
+                )
+            elif mixed:
+                program = stack.enter_context(
+                    mixed_program(config, agent, on_device, state, run_dir, stop, say=say, warn=complain)
                 )
             else:
                 program, state = _compile(config, on_device, agent, state, mesh)
@@ -242,8 +283,8 @@ def _loop(
         save_is_due = not last and record.save_is_due(now)
         if last or save_is_due or record.line_is_due:
             counters = state.learner.env_steps, state.learner.num_updates
-            row = metrics_row(*counters, jax.device_get(window), program.metric_names) | program.figures()
-            progress.update(record.write(row, now))
+            row = metrics_row(*counters, jax.device_get(window), program.metric_names)
+            progress.update(record.write(program.figures(row), now))
             window = make_window(len(program.metric_names))
         if save_is_due:
             record.save(state)

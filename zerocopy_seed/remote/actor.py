@@ -7,34 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
-from zerocopy_envs import registry
-from zerocopy_envs.errors import UserError, users_code
-from zerocopy_envs.types import HostEnvironment, TimeStep
-from zerocopy_seed.remote import bridge_pb2
 from zerocopy_seed.remote.addresses import parse_address
-from zerocopy_seed.remote.codec import (
-    OBSERVATIONS_GOODBYE,
-    WireFormat,
-    decode_actions,
-    encode_observations,
-    make_wire_format,
-    request_of,
-)
+from zerocopy_seed.remote.codec import OBSERVATIONS_GOODBYE, decode_actions, request_of
 from zerocopy_seed.remote.errors import ProtocolError, Unavailable
+from zerocopy_seed.remote.halves import EnvironmentFailed, Half, Halves
+from zerocopy_seed.remote.joining import join
 from zerocopy_seed.remote.retry import Retry
 from zerocopy_seed.remote.specs import spec_to_message
-from zerocopy_seed.remote.transport import SOFTWARE, VERSION, GrpcTransport, Stream, Transport
+from zerocopy_seed.remote.transport import GrpcTransport, Stream, Transport
 
 RECONNECT_S = 600.0
 _LEAVE_WITHIN_S = 5.0
@@ -42,10 +30,6 @@ _LEAVE_WITHIN_S = 5.0
 
 def _print(line: str) -> None:
     print(line, flush=True)
-
-
-class EnvironmentFailed(Exception):
-    """An environment's own code raised, or returned what its spec does not say; in one line."""
 
 
 class Actor:
@@ -76,7 +60,7 @@ class Actor:
         self._env = env
         self._retry = Retry(reconnect_s)
         self._report = report
-        self._environments = _Environments()
+        self._halves = Halves()
         self._leaving = asyncio.Event()
         self._task: asyncio.Task | None = None
         self._stepping = False
@@ -102,7 +86,7 @@ class Actor:
             if not self._leaving.is_set():
                 raise
         finally:
-            self._environments.close()
+            self._halves.close()
 
     def leave(self) -> None:
         """Says goodbye as soon as the environments' current step is done. To be called in the event loop."""
@@ -133,32 +117,22 @@ class Actor:
         transport = self._make_transport()
         try:
             run = await transport.describe()
-            halves = self._environments.fit(run, self._num_envs, self._env)
+            halves = self._halves.fit(run, self._num_envs, self._env)
             num_envs = sum(half.num_envs for half in halves)
-            request = bridge_pb2.JoinRequest(
-                version=VERSION,
-                software=SOFTWARE,
-                run_id=run.run_id,
-                spec=spec_to_message(halves[0].spec),
-                num_environments=num_envs,
-            )
-            session = await transport.join(request)
-            if len(session.seeds) != num_envs:
-                raise ProtocolError("Session.seeds", f"{num_envs} of them", str(len(session.seeds)))
-            stream = transport.open(session.id)
+            stream, seeds = await join(transport, run, spec_to_message(halves[0].spec), num_envs)
             self._report(
-                f"{self._environments.name}: {num_envs} environment{'s' * (num_envs > 1)} "
+                f"{self._halves.name}: {num_envs} environment{'s' * (num_envs > 1)} "
                 f"for the learner at {self._address}"
             )
             self._stepping = True
-            await self._step(stream, halves, session.seeds)
+            await self._step(stream, halves, seeds)
         finally:
             self._stepping = False
             await transport.close()
 
-    async def _step(self, stream: Stream, halves: Sequence[_Half], seeds: Sequence[int]) -> None:
+    async def _step(self, stream: Stream, halves: Sequence[Half], seeds: Sequence[int]) -> None:
         """Steps until somebody says goodbye."""
-        waiting: dict[int, _Half] = {}
+        waiting: dict[int, Half] = {}
         num_requests = 0
         for half in halves:
             num_requests += 1
@@ -196,75 +170,6 @@ class Actor:
             while await stream.read() is not None:
                 pass
         return None
-
-
-class _Half:
-    """Some of the actor's environments, which step together.
-
-    Args:
-      name: for messages.
-      environment: them.
-      first: number of the first of them among the actor's.
-    """
-
-    def __init__(self, name: str, environment: HostEnvironment, first: int):
-        self._name = name
-        self._environment = environment
-        self._first = first
-        self.spec = environment.spec
-        self.num_envs = environment.num_envs
-        self.wire: WireFormat = make_wire_format(environment.spec)
-        self.slots = np.arange(self.num_envs)
-
-    def reset(self, seeds: Sequence[int], request: int) -> bytes:
-        """Starts every environment anew from the actor's `seeds`; the message to send."""
-        with _environments_code(self._name, "reset to run"):
-            own = [int(seed) for seed in seeds[self._first : self._first + self.num_envs]]
-            return self._encode(request, np.arange(self.num_envs), self._environment.reset(own))
-
-    def step(self, actions: np.ndarray, request: int) -> bytes:
-        """Steps `slots` and returns the message about whichever are done then."""
-        with _environments_code(self._name, "a step to run"):
-            self._environment.send(actions)
-            return self._encode(request, *self._environment.recv())
-
-    def close(self) -> None:
-        """Ends the environments."""
-        self._environment.close()
-
-    def _encode(self, request: int, slots: np.ndarray, timestep: TimeStep) -> bytes:
-        self.slots = slots
-        return encode_observations(self.wire, request, (slots + self._first).astype(np.int32), timestep)
-
-
-class _Environments:
-    """The halves, kept over reconnections for as long as the learner wants the same."""
-
-    def __init__(self) -> None:
-        self.name = ""
-        self._wanted: tuple[Any, ...] = ()
-        self._halves: list[_Half] = []
-
-    def fit(self, run: bridge_pb2.Run, num_envs: int | None, env: str | None) -> list[_Half]:
-        """Makes what the run asks for, unless it is there."""
-        name, settings = (env, "") if env else (run.environment, run.settings)
-        total = num_envs or run.num_environments or 1
-        wanted = (name, settings, total)
-        if wanted != self._wanted:
-            self.close()
-            sizes = [total - total // 2, total // 2] if total > 1 else [1]
-            for environment in _make_environments(name, _read_settings(settings), sizes):
-                first = sum(half.num_envs for half in self._halves)
-                self._halves.append(_Half(name, environment, first))
-            self.name, self._wanted = name, wanted
-        return self._halves
-
-    def close(self) -> None:
-        """Ends them."""
-        halves, self._halves, self._wanted = self._halves, [], ()
-        for half in halves:
-            with contextlib.suppress(Exception):  # what led here matters more
-                half.close()
 
 
 def run_actor(
@@ -326,57 +231,6 @@ async def _say_goodbye(stream: Stream) -> None:
     with contextlib.suppress(Unavailable):
         await stream.write(OBSERVATIONS_GOODBYE)
         await stream.finish()
-
-
-def _make_environments(name: str, settings: dict[str, Any], sizes: Sequence[int]) -> list[HostEnvironment]:
-    made = registry.make(name, **settings)
-    kind = registry.environment_kind(made, name)
-    if kind == "spec":
-        raise UserError(
-            f"environment {name!r}",
-            expected="an environment",
-            found="the spec of one that steps elsewhere",
-            remedy="its simulator joins through zerocopy_seed.remote.client.ActorClient",
-        )
-    if kind == "jax":
-        from zerocopy_envs.host_adapter import HostedEnvironment
-        from zerocopy_envs.wrappers import Vectorized
-
-        shared = Vectorized(made)
-        return [HostedEnvironment(shared, size) for size in sizes]
-    if len(sizes) == 1 and made.num_envs == sizes[0]:
-        return [made]
-    made.close()
-    environments = [registry.make(name, num_envs=size, **settings) for size in sizes]
-    for environment, size in zip(environments, sizes, strict=True):
-        if environment.num_envs != size:
-            raise UserError(
-                f"environment {name!r}: num_envs",
-                expected=f"{size}, as its factory was asked for",
-                found=str(environment.num_envs),
-            )
-    return environments
-
-
-def _read_settings(text: str) -> dict[str, Any]:
-    try:
-        settings = json.loads(text or "{}")
-    except ValueError as error:
-        raise ProtocolError("Run.settings", "a JSON object", repr(text)) from error
-    if not isinstance(settings, dict):
-        raise ProtocolError("Run.settings", "a JSON object", repr(text))
-    return settings
-
-
-@contextlib.contextmanager
-def _environments_code(name: str, expected: str) -> Iterator[None]:
-    try:
-        with users_code(f"environment {name!r}", expected):
-            yield
-    except ProtocolError as error:
-        raise EnvironmentFailed(f"environment {name!r}: {error}") from error
-    except UserError as error:
-        raise EnvironmentFailed(str(error)) from error
 
 
 def _end_with(parent_pid: int) -> None:

@@ -2,41 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from zerocopy_envs.types import EnvironmentSpec
-from zerocopy_seed.remote.tables import Places
+from zerocopy_envs.types import EnvironmentSpec, StepType
+from zerocopy_seed.remote.requests import Request
+from zerocopy_seed.remote.tables import NUM_WORDS, Places
 
 _SMALLEST = 8
+_MID = int(StepType.MID)
 _ALIGNMENT = 64  # bytes; what JAX reads without a copy, and reads rightly
-
-
-@dataclasses.dataclass(slots=True)
-class Request:
-    """Timesteps of some slots, n rows, that wait for their actions.
-
-    Attributes:
-      slot: int32 [n], each once.
-      step_type: int8 [n].
-      reward: float32 [n].
-      discount: float32 [n].
-      leaves: the observation's arrays [n, ...], in tree order.
-      answer: called with the actions [n, ...].
-      closed: int32 [n], unrolls that these timesteps close; None before they were noted.
-    """
-
-    slot: np.ndarray
-    step_type: np.ndarray
-    reward: np.ndarray
-    discount: np.ndarray
-    leaves: tuple[np.ndarray, ...]
-    answer: Callable[[np.ndarray], None]
-    closed: np.ndarray | None = None
 
 
 class Batch:
@@ -44,41 +21,45 @@ class Batch:
 
     Attributes:
       size: b.
-      places: int32 [4, b], the fields of `Places` as one array, since each that goes up costs microseconds.
-      slot, unroll, row, closed: views of it.
-      scalars: int32 [b, 3]; see `tables.timestep_of`.
+      words: int32 [7, b], the fields of `Places` and of `tables.timestep_of` as one array, since each
+        that goes up costs microseconds.
+      places, slot, unroll, row, closed: views of it.
       observation: a pytree of arrays [b, ...].
     """
 
     def __init__(self, spec: EnvironmentSpec, size: int):
         self.size = size
-        self.places = _aligned_zeros((len(Places._fields), size), np.int32)
+        self.words = _aligned_zeros((NUM_WORDS, size), np.int32)
+        self.places = self.words[: len(Places._fields)]
         self.slot, self.unroll, self.row, self.closed = self.places
-        self.scalars = _aligned_zeros((size, 3), np.int32)
         self.observation = jax.tree.map(
             lambda leaf: _aligned_zeros((size, *leaf.shape), leaf.dtype), spec.observation
         )
-        self._step_type = self.scalars[:, 0]
-        self._reward, self._discount = self.scalars.view(np.float32)[:, 1:].T
+        self._step_type = self.words[-3]
+        self._reward, self._discount = self.words.view(np.float32)[-2:]
         self._leaves = jax.tree.leaves(self.observation)
+        self._num_rows = -1
 
-    @property
-    def arrays(self) -> tuple[np.ndarray, np.ndarray, Any]:
-        """What goes up."""
-        return self.places, self.scalars, self.observation
+    def pad(self, num_rows: int, nobody: int, nowhere: int) -> None:
+        """Rows from `num_rows` on belong to slot `nobody` and unroll `nowhere`."""
+        if num_rows != self._num_rows:
+            self._num_rows = num_rows
+            self.slot[num_rows:] = nobody
+            self.unroll[num_rows:] = self.closed[num_rows:] = nowhere
+            self.row[num_rows:] = 0
 
-    def fill(self, requests: Sequence[Request]) -> None:
-        """Copies requests in: the one copy that an observation gets on the host."""
-        begin = 0
-        for request in requests:
-            end = begin + len(request.slot)
-            self.slot[begin:end] = request.slot
+    def fill(self, request: Request, begin: int) -> None:
+        """Copies a request in, as rows from `begin` on: the one copy that an observation gets on the host."""
+        end = begin + len(request.slot)
+        self._reward[begin:end] = request.reward
+        if request.is_usual:
+            self._step_type[begin:end] = _MID
+            self._discount[begin:end] = 1.0
+        else:
             self._step_type[begin:end] = request.step_type
-            self._reward[begin:end] = request.reward
             self._discount[begin:end] = request.discount
-            for buffer, rows in zip(self._leaves, request.leaves, strict=True):
-                buffer[begin:end] = rows
-            begin = end
+        for buffer, rows in zip(self._leaves, request.leaves, strict=True):
+            buffer[begin:end] = rows
 
 
 def make_batches(spec: EnvironmentSpec, most: int) -> list[Batch]:

@@ -13,7 +13,6 @@ import numpy as np
 
 from zerocopy_envs.types import EnvironmentSpec
 from zerocopy_seed.remote import bridge_pb2
-from zerocopy_seed.remote.batches import Request
 from zerocopy_seed.remote.codec import (
     ACTIONS_GOODBYE,
     decode_observations,
@@ -22,10 +21,12 @@ from zerocopy_seed.remote.codec import (
 )
 from zerocopy_seed.remote.engine import Engine
 from zerocopy_seed.remote.errors import ProtocolError, Refused
+from zerocopy_seed.remote.requests import Request, make_request, where_of
 from zerocopy_seed.remote.specs import first_difference, spec_from_message, spec_to_message
 from zerocopy_seed.remote.transport import SOFTWARE, VERSION
 
 _STREAM_WITHIN_S = 30.0  # from joining; then the slots are for others
+_MOST_KNOWN = 16  # sets of environments that an actor's messages are about; there are one or two
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,6 +160,7 @@ class Connection:
 
     def __init__(self, bridge: Bridge, session_id: str, slots: np.ndarray, write: Callable[[bytes], None]):
         self._bridge, self.session_id, self._slots, self.write = bridge, session_id, slots, write
+        self._known: dict[bytes, tuple[np.ndarray, slice | np.ndarray]] = {}
         self.said_goodbye = self._is_closed = False
 
     def receive(self, data: bytes) -> None:
@@ -172,22 +174,42 @@ class Connection:
         if message.goodbye:
             self.said_goodbye = True
             return
-        slot = self._slots[message.environment]
-        wrong = engine.check(slot, message.step_type)
-        if wrong is not None:
-            expected, which = wrong
-            raise ProtocolError(f"slot {which}", expected, "another")
-        request = message.request
+        slot, where = self._known.get(message.environment) or self._find(message.environment)
+        number = message.request
 
         def answer(actions: np.ndarray) -> None:
             if not self._is_closed:
-                self.write(encode_actions(bridge.wire, request, actions))
+                self.write(encode_actions(bridge.wire, number, actions))
 
-        whole = Request(slot, message.step_type, message.reward, message.discount, message.leaves, answer)
-        for part in [whole] if len(slot) <= engine.max_rows else _split(whole, engine.max_rows):
-            engine.add(part)
+        request = Request(
+            slot,
+            where,
+            message.step_type,
+            message.reward,
+            message.discount,
+            message.leaves,
+            message.is_usual,
+            answer,
+        )
+        wrong = engine.check(request)
+        if wrong is not None:
+            expected, which = wrong
+            raise ProtocolError(f"slot {which}", expected, "another")
+        if len(slot) <= engine.max_rows:
+            engine.add(request)
+        else:
+            for part in _split(request, engine.max_rows):
+                engine.add(part)
         bridge.num_bytes += len(data)
         bridge._notify()
+
+    def _find(self, environment: bytes) -> tuple[np.ndarray, slice | np.ndarray]:
+        """The slots of a message, and where they are; see `Request`."""
+        slot = self._slots[np.frombuffer(environment, "<i4")]
+        found = slot, where_of(slot)
+        if len(self._known) < _MOST_KNOWN:
+            self._known[environment] = found
+        return found
 
     def close(self) -> None:
         """Frees the actor's slots, however the stream ended."""
@@ -209,7 +231,7 @@ def _split(whole: Request, most: int) -> list[Request]:
                 whole.answer(np.concatenate([actions[place] for place in sorted(actions)]))
 
         rows = slice(begin, begin + most)
-        return Request(
+        return make_request(
             whole.slot[rows],
             whole.step_type[rows],
             whole.reward[rows],

@@ -21,7 +21,6 @@ import numpy as np
 from zerocopy_envs.errors import UserError
 from zerocopy_envs.trees import map_leaves
 from zerocopy_envs.types import EnvironmentSpec, StepType, TimeStep
-from zerocopy_seed.remote import bridge_pb2
 from zerocopy_seed.remote.addresses import parse_address
 from zerocopy_seed.remote.codec import (
     OBSERVATIONS_GOODBYE,
@@ -30,9 +29,10 @@ from zerocopy_seed.remote.codec import (
     make_wire_format,
 )
 from zerocopy_seed.remote.errors import ProtocolError, RunEnded, Unavailable
+from zerocopy_seed.remote.joining import join
 from zerocopy_seed.remote.retry import Retry
 from zerocopy_seed.remote.specs import spec_to_message
-from zerocopy_seed.remote.transport import SOFTWARE, VERSION, GrpcTransport, Stream
+from zerocopy_seed.remote.transport import GrpcTransport, Stream
 
 
 class ActorClient:
@@ -61,6 +61,7 @@ class ActorClient:
         self._num_requests = 0
         self._transport: GrpcTransport | None = None
         self._stream: Stream | None = None
+        self._is_over = False
         self._interrupted: concurrent.futures.Future | None = None
         self.num_reconnects = 0
         self.run_id = self.settings = ""
@@ -120,20 +121,21 @@ class ActorClient:
             raise
 
     async def _step(self, timestep: TimeStep) -> np.ndarray | None:
-        while True:
-            if self._stream is None:
-                await self._connect()
+        while not self._is_over:
+            stream = self._stream
+            if stream is None:
+                stream = await self._connect()
                 self.num_reconnects += 1
                 timestep = _as_first(timestep)
             try:
-                return await self._exchange(self._stream, timestep)
+                return await self._exchange(stream, timestep)
             except Unavailable:
                 if self._interrupted is not None:
                     return None
                 await self._drop()
+        return None
 
-    async def _exchange(self, stream: Stream | None, timestep: TimeStep) -> np.ndarray | None:
-        assert stream is not None
+    async def _exchange(self, stream: Stream, timestep: TimeStep) -> np.ndarray | None:
         self._num_requests += 1
         await stream.write(encode_observations(self._wire, self._num_requests, self._environment, timestep))
         data = await stream.read()
@@ -141,12 +143,13 @@ class ActorClient:
             raise Unavailable("it ended the stream")
         answer = decode_actions(self._wire, data, self.num_envs)
         if answer.goodbye:
+            self._is_over = True
             return None
         if answer.request != self._num_requests:
             raise ProtocolError("Actions.request", str(self._num_requests), str(answer.request))
         return answer.action
 
-    async def _connect(self) -> None:
+    async def _connect(self) -> Stream:
         retry = Retry(self._reconnect_s)
         while True:
             try:
@@ -161,23 +164,16 @@ class ActorClient:
                     ) from error
                 await asyncio.sleep(delay_s)
 
-    async def _join(self) -> None:
+    async def _join(self) -> Stream:
         self._transport = transport = GrpcTransport(self._address)
         run = await transport.describe()
-        request = bridge_pb2.JoinRequest(
-            version=VERSION,
-            software=SOFTWARE,
-            run_id=run.run_id,
-            spec=self._message,
-            num_environments=self.num_envs,
-        )
-        session = await transport.join(request)
-        self._stream = transport.open(session.id)
-        self.run_id, self.settings, self.seeds = run.run_id, run.settings, list(session.seeds)
+        self._stream, self.seeds = await join(transport, run, self._message, self.num_envs)
+        self.run_id, self.settings = run.run_id, run.settings
+        return self._stream
 
     async def _leave(self) -> None:
         if self._stream is not None:
-            with contextlib.suppress(Unavailable):
+            with contextlib.suppress(Unavailable, UserError):
                 await self._stream.write(OBSERVATIONS_GOODBYE)
                 await self._stream.finish()
                 if self._interrupted is not None:

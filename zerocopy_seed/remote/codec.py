@@ -39,20 +39,22 @@ class Observations(NamedTuple):
 
     Attributes:
       request: number that the answer must bear.
-      environment: int32 [n], all different.
+      environment: int32 [n], all different, as the bytes that they are on the wire: a key to know them by.
       step_type: int8 [n].
       reward: float32 [n].
       discount: float32 [n].
       leaves: arrays [n, ...] of the observation, in wire order.
+      is_usual: every row is MID, and its discount 1.
       goodbye: the actor leaves; nothing else is set.
     """
 
     request: int
-    environment: np.ndarray
+    environment: bytes
     step_type: np.ndarray
     reward: np.ndarray
     discount: np.ndarray
     leaves: tuple[np.ndarray, ...]
+    is_usual: bool = False
     goodbye: bool = False
 
 
@@ -71,13 +73,15 @@ class _Layout(NamedTuple):
       prefixes: what stands before the bytes of each field: tag and size.
       fields: where the bytes of each field begin, its shape and dtype.
       struct: reads the prefixes, and after each the bytes of those fields whose values are checked.
-      ones: n float32 ones, as bytes.
+      usual: step_type and discount of nearly every message: MID and 1; read-only.
+      usual_bytes: the same as bytes.
     """
 
     prefixes: tuple[bytes, ...]
     fields: tuple[tuple[int, tuple[int, ...], np.dtype], ...]
     struct: struct.Struct
-    ones: bytes
+    usual: tuple[np.ndarray, np.ndarray]
+    usual_bytes: tuple[bytes, bytes]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,13 +218,18 @@ def decode_observations(wire: WireFormat, data: bytes, num_environments: int) ->
     )
     if (p0, p1, p2, p3, *rest) != layout.prefixes:
         return _parse_observations(wire, data, num_environments)
-    arrays = [np.ndarray(shape, dtype, data, start + at) for at, shape, dtype in layout.fields]
-    environment, step_type, reward, discount, *observation = arrays
-    observations = Observations(request, environment, step_type, reward, discount, tuple(observation))
-    _check_observations(
-        wire, layout, observations, num_environments, environment_bytes, step_type_bytes, discount_bytes
+    _, _, (at, shape, dtype), _, *others = layout.fields
+    reward = np.ndarray(shape, dtype, data, start + at)
+    observation = tuple([np.ndarray(shape, dtype, data, start + at) for at, shape, dtype in others])
+    return _checked(
+        wire,
+        num_environments,
+        request,
+        layout,
+        (environment_bytes, step_type_bytes, discount_bytes),
+        reward,
+        observation,
     )
-    return observations
 
 
 def encode_actions(wire: WireFormat, request: int, action: np.ndarray) -> bytes:
@@ -283,7 +292,9 @@ def _make_layout(wire: WireFormat, num_rows: int) -> _Layout:
         fields.append((at + len(prefix), (num_rows, *shape), dtype))
         form += f"{len(prefix)}s{num_bytes}{'s' if number in (2, 3, 5) else 'x'}"
         at += len(prefix) + num_bytes
-    return _Layout(tuple(prefixes), tuple(fields), struct.Struct(form), np.ones(num_rows, "<f4").tobytes())
+    usual_bytes = b"\x01" * num_rows, np.ones(num_rows, "<f4").tobytes()
+    usual = np.frombuffer(usual_bytes[0], np.int8), np.frombuffer(usual_bytes[1], "<f4")
+    return _Layout(tuple(prefixes), tuple(fields), struct.Struct(form), usual, usual_bytes)
 
 
 def _varint(value: int) -> bytes:
@@ -328,8 +339,8 @@ def _parse_observations(wire: WireFormat, data: bytes, num_environments: int) ->
     message = _parse(bridge_pb2.Observations, data)
     parts = [message.environment, message.step_type, message.reward, message.discount]
     if message.goodbye:
-        environment, step_type, reward, discount = (np.empty(0, dtype) for _, dtype in _ROW_FIELDS)
-        return Observations(message.request, environment, step_type, reward, discount, (), True)
+        step_type, reward, discount = (np.empty(0, dtype) for _, dtype in _ROW_FIELDS[1:])
+        return Observations(message.request, b"", step_type, reward, discount, (), goodbye=True)
     num_rows = len(message.environment) // 4
     if not 0 < num_rows <= num_environments or len(message.environment) % 4:
         raise ProtocolError(
@@ -338,46 +349,54 @@ def _parse_observations(wire: WireFormat, data: bytes, num_environments: int) ->
     if len(message.observation) != len(wire.paths):
         raise ProtocolError("observation", f"{len(wire.paths)} arrays", str(len(message.observation)))
     layout = wire.layout(num_rows)
-    environment, step_type, reward, discount, *observation = [
+    _, _, reward, _, *observation = [
         _view(name, part, shape, dtype)
         for name, part, (_, shape, dtype) in zip(
             wire.field_names, [*parts, *message.observation], layout.fields, strict=True
         )
     ]
-    observations = Observations(message.request, environment, step_type, reward, discount, tuple(observation))
-    _check_observations(wire, layout, observations, num_environments, parts[0], parts[1], parts[3])
-    return observations
+    checked = parts[0], parts[1], parts[3]
+    return _checked(wire, num_environments, message.request, layout, checked, reward, tuple(observation))
 
 
-def _check_observations(
+def _checked(
     wire: WireFormat,
-    layout: _Layout,
-    observations: Observations,
     num_environments: int,
-    environment_bytes: bytes,
-    step_type_bytes: bytes,
-    discount_bytes: bytes,
-) -> None:
-    """Values that a server relies on. Each check has a shortcut for what nearly every message holds."""
-    environment, discount = observations.environment, observations.discount
-    first = int.from_bytes(environment_bytes[:4], "little")
-    if environment_bytes != wire.counting(num_environments)[4 * first : 4 * first + len(environment_bytes)]:
-        least, most = int(environment.min()), int(environment.max())
-        if least < 0 or most >= num_environments:
-            found = str(least if least < 0 else most)
-            raise ProtocolError("environment", f"0 to {num_environments - 1}", found)
-        if len(np.unique(environment)) != len(environment):
-            raise ProtocolError("environment", "each at most once", f"{_first_repeated(environment)} twice")
+    request: int,
+    layout: _Layout,
+    parts: tuple[bytes, bytes, bytes],
+    reward: np.ndarray,
+    observation: tuple[np.ndarray, ...],
+) -> Observations:
+    """The message, if its values are such as a server relies on; there are shortcuts for the usual ones."""
+    environment, step_type_bytes, discount_bytes = parts
+    first = int.from_bytes(environment[:4], "little")
+    if environment != wire.counting(num_environments)[4 * first : 4 * first + len(environment)]:
+        _check_environment(np.frombuffer(environment, "<i4"), num_environments)
+    for i in wire.masks:
+        most = np.max(observation[i].view(np.uint8), initial=0)
+        if most > 1:
+            raise ProtocolError(wire.paths[i], "bytes 0 or 1", str(most))
+    if (step_type_bytes, discount_bytes) == layout.usual_bytes:
+        step_type, discount = layout.usual
+        return Observations(request, environment, step_type, reward, discount, observation, True)
     if wrong := step_type_bytes.translate(None, b"\x00\x01\x02"):
         raise ProtocolError("step_type", "0, 1 or 2", str(int(np.frombuffer(wrong, np.int8)[0])))
-    if discount_bytes != layout.ones and np.maximum.reduce(discount.view("<u4")) > _ONE:
+    step_type, discount = np.frombuffer(step_type_bytes, np.int8), np.frombuffer(discount_bytes, "<f4")
+    if np.maximum.reduce(discount.view("<u4")) > _ONE:
         outside = ~((discount >= 0) & (discount <= 1))  # -0.0 and NaN come here too
         if outside.any():
             raise ProtocolError("discount", "0 to 1", str(discount[outside][0]))
-    for i in wire.masks:
-        most = np.max(observations.leaves[i].view(np.uint8), initial=0)
-        if most > 1:
-            raise ProtocolError(wire.paths[i], "bytes 0 or 1", str(most))
+    return Observations(request, environment, step_type, reward, discount, observation)
+
+
+def _check_environment(environment: np.ndarray, num_environments: int) -> None:
+    least, most = int(environment.min()), int(environment.max())
+    if least < 0 or most >= num_environments:
+        found = str(least if least < 0 else most)
+        raise ProtocolError("environment", f"0 to {num_environments - 1}", found)
+    if len(np.unique(environment)) != len(environment):
+        raise ProtocolError("environment", "each at most once", f"{_first_repeated(environment)} twice")
 
 
 def _first_repeated(environment: np.ndarray) -> int:

@@ -27,12 +27,17 @@ class LoopDriver:
       engine: acts.
       loop: runs; made in its thread.
       failed: called with what `engine.step` raised.
+      is_alone: whether there is one actor: then a request waits for no others to share a batch with.
     """
 
     def __init__(
-        self, engine: Engine, loop: asyncio.AbstractEventLoop, failed: Callable[[BaseException], None]
+        self,
+        engine: Engine,
+        loop: asyncio.AbstractEventLoop,
+        failed: Callable[[BaseException], None],
+        is_alone: Callable[[], bool] = lambda: False,
     ):
-        self._engine, self._loop, self._failed = engine, loop, failed
+        self._engine, self._loop, self._failed, self._is_alone = engine, loop, failed, is_alone
         self._thread = threading.get_ident()
         self._is_scheduled = False
 
@@ -41,6 +46,8 @@ class LoopDriver:
         if threading.get_ident() != self._thread:
             if not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self.notify)
+        elif self._is_alone():
+            self._act()
         elif not self._is_scheduled:
             self._is_scheduled = True
             self._loop.call_soon(self._act)

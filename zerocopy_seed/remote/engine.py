@@ -11,7 +11,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +20,10 @@ import numpy as np
 from zerocopy_envs.types import EnvironmentSpec
 from zerocopy_seed.keys import Stream, as_seeds, slot_keys
 from zerocopy_seed.remote import tables as device
-from zerocopy_seed.remote.batches import Batch, Request, make_batches
+from zerocopy_seed.remote.batches import Batch, make_batches
+from zerocopy_seed.remote.requests import Request
 from zerocopy_seed.remote.slots import Slots, Taken
-from zerocopy_seed.remote.tables import Column, Places
+from zerocopy_seed.remote.tables import Column
 from zerocopy_seed.types import ActingParams, Agent, Trajectory
 
 _GATHERED_BYTES = 2**21  # of a trajectory while inference waits: a fraction of a millisecond
@@ -55,6 +56,7 @@ class Engine:
       max_policy_lag: see `BridgeConfig`.
       max_batch: most rows of one call; rounded up to a power of two.
       first_incarnation: see `Slots`.
+      first_slot: the run's number of this engine's slot 0; those before it are elsewhere.
     """
 
     def __init__(
@@ -69,8 +71,9 @@ class Engine:
         max_policy_lag: float,
         max_batch: int,
         first_incarnation: int = 0,
+        first_slot: int = 0,
     ):
-        self._agent, self._params = agent, params
+        self._agent, self._params, self._first_slot = agent, params, first_slot
         self._slots = Slots(
             num_slots,
             unroll_length,
@@ -94,21 +97,19 @@ class Engine:
         self.max_rows = self._batches[-1].size
 
         def open_slots(tables, incarnation, is_opened):
-            slots = jnp.arange(num_slots, dtype=jnp.int32)
-            tables = device.open_slots(
-                agent, tables, slot_keys(seed, Stream.AGENT, slots, incarnation), is_opened
-            )
+            slots = first_slot + jnp.arange(num_slots, dtype=jnp.int32)
+            agent_keys = slot_keys(seed, Stream.AGENT, slots, incarnation)
+            tables = device.open_slots(agent, tables, agent_keys, slots, is_opened)
             environment_keys = slot_keys(seed, Stream.ENVIRONMENT, slots, incarnation)
             return tables, jax.random.key_data(environment_keys)
 
-        def step(tables, params, places, scalars, observation):
-            return device.step(agent, tables, params, Places(*places), scalars, observation)
-
-        def close(tables, places, scalars, observation):
-            return device.close(tables, Places(*places).closed, scalars, observation)
-
-        self._step = jax.jit(step, donate_argnums=0)
-        self._close = jax.jit(close, donate_argnums=0)
+        # One operation after another: spread over threads that others keep busy, they take milliseconds.
+        in_turn: Any = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+        options = in_turn if jax.default_backend() == "cpu" else None
+        self._step = jax.jit(
+            functools.partial(device.step, agent), donate_argnums=0, compiler_options=options
+        )
+        self._close = jax.jit(device.close, donate_argnums=0)
         self._gather = jax.jit(device.gather_into, donate_argnums=0)
         self._open = jax.jit(open_slots, donate_argnums=0)
 
@@ -162,13 +163,13 @@ class Engine:
             self._changed.notify_all()
         self.wake()
 
-    def check(self, slot: np.ndarray, step_type: np.ndarray) -> tuple[str, int] | None:
+    def check(self, request: Request) -> tuple[str, int] | None:
         """See `Slots.check`."""
-        return self._slots.check(slot, step_type)
+        return self._slots.check(request)
 
     def add(self, request: Request) -> None:
         """A request that was checked; at most `max_rows` rows."""
-        self._slots.arrived(request.slot)
+        self._slots.arrived(request.where)
         self._inbox.append(request)
 
     @property
@@ -186,37 +187,46 @@ class Engine:
             if not requests:
                 return []
             batch = self._batch_for(num_rows)
-            batch.fill(requests)
-            self._assign(batch, requests, num_rows)
-            self._tables, action = self._step(self._tables, self._params, *batch.arrays)
-            actions = np.asarray(action)  # waits: from here on the buffers are free again
+            num_finished = self._slots.num_finished
+            begin = 0
+            for request in requests:
+                batch.fill(request, begin)
+                self._assign(batch, request, begin)
+                begin += len(request.slot)
+            batch.pad(num_rows, self._slots.num_slots, self._slots.num_unrolls)
+            actions = self._act(batch)
             self._num_calls += 1
             self._num_rows += num_rows
-            self._slots.answered(batch.slot[:num_rows])
-            if not self._slots.is_bounded and self._is_ready():
+            answers, begin = [], 0
+            for request in requests:
+                end = begin + len(request.slot)
+                answers.append((request, actions[begin:end]))
+                self._slots.answered(request.where)
+                begin = end
+            if self._slots.num_finished > num_finished and self._is_ready():
                 self._changed.notify_all()
-        answers, begin = [], 0
-        for request in requests:
-            end = begin + len(request.slot)
-            answers.append((request, actions[begin:end]))
-            begin = end
         return answers
 
     # The learner's side.
 
-    def take(self, timeout: float) -> Round | None:
+    def take(self, timeout: float, *, partial: bool = False) -> Round | None:
         """Unrolls for the learner, waited for at most `timeout` seconds; None if there are not enough.
 
         Where the lag is bounded, one of every live slot. Else `num_slots` of them, whichever finished first;
         an agent with a replay gets them in rounds of different slots, of which the last is due.
+
+        Args:
+          timeout: in seconds.
+          partial: what there is, be it one unroll; all of it is due.
         """
+        is_ready = (lambda: self._slots.num_finished > 0) if partial else self._is_ready
         with self._changed:
-            self._changed.wait_for(self._is_ready, timeout)
-            if not self._is_ready():
+            self._changed.wait_for(is_ready, timeout)
+            if not is_ready():
                 return None
             taken = self._slots.take(self._slots.num_slots)
             is_due = True
-            if self._agent.store is not None:
+            if self._agent.store is not None and not partial:
                 self._num_stored += len(taken.slot)
                 is_due = self._num_stored >= self._slots.num_slots
                 self._num_stored -= self._slots.num_slots * is_due
@@ -242,16 +252,13 @@ class Engine:
         seconds = 0.0
         with self._lock:
             for batch in self._batches:
-                batch.slot[:] = self._slots.num_slots
-                batch.unroll[:] = batch.closed[:] = self._slots.num_unrolls
-                batch.row[:] = 0
+                batch.pad(0, self._slots.num_slots, self._slots.num_unrolls)
                 for _ in range(3):
                     began = time.perf_counter()
-                    self._tables, action = self._step(self._tables, self._params, *batch.arrays)
-                    np.asarray(action)
+                    self._act(batch)
                     seconds = time.perf_counter() - began
                 if self._slots.is_bounded:
-                    self._tables = self._close(self._tables, *batch.arrays)
+                    self._tables = self._close(self._tables, batch.words, batch.observation)
             incarnation = self._slots.incarnation.astype(np.uint32)
             self._tables, _ = self._open(self._tables, incarnation, np.zeros(self._slots.num_slots, bool))
         self._gather_all(None)
@@ -292,11 +299,12 @@ class Engine:
         num_slots = self._slots.num_slots
         column = Column(
             unroll=np.full(num_slots, self._slots.num_unrolls, np.int32),
-            slot=np.full(num_slots, num_slots, np.int32),
+            slot=np.full(num_slots, self._first_slot + num_slots, np.int32),
             continues=np.zeros(num_slots, bool),
         )
         if taken is not None:
-            for all_columns, columns in zip(column, (taken.unroll, taken.slot, taken.continues), strict=True):
+            found = taken.unroll, self._first_slot + taken.slot, taken.continues
+            for all_columns, columns in zip(column, found, strict=True):
                 all_columns[: len(columns)] = columns
         for end in range(self._columns, num_slots + self._columns, self._columns):
             begin = min(end, num_slots) - self._columns
@@ -334,12 +342,11 @@ class Engine:
         self._pending.extendleft(reversed(kept))
         if kept and self._slots.is_bounded and self._is_ready():
             self._changed.notify_all()
-        now = time.monotonic()
         if self._waiting_since is not None:
-            self._wait_s += now - self._waiting_since
+            self._wait_s += time.monotonic() - self._waiting_since
             self._waiting_since = None
         if kept and not admitted:
-            self._waiting_since = now
+            self._waiting_since = time.monotonic()
         return admitted, num_rows
 
     def _take_inbox(self) -> None:
@@ -356,27 +363,27 @@ class Engine:
             request.closed = np.full_like(closed, nowhere)
             if (closed != nowhere).any():
                 batch = self._batch_for(len(closed))
-                batch.fill([request])
+                batch.fill(request, 0)
                 batch.closed[: len(closed)] = closed
-                batch.closed[len(closed) :] = nowhere
-                self._tables = self._close(self._tables, *batch.arrays)
+                batch.pad(len(closed), self._slots.num_slots, nowhere)
+                self._tables = self._close(self._tables, batch.words, batch.observation)
                 jax.block_until_ready(self._tables)  # from here on the buffers are free again
                 self._changed.notify_all()
+
+    def _act(self, batch: Batch) -> np.ndarray:
+        self._tables, action = self._step(self._tables, self._params, batch.words, batch.observation)
+        return np.asarray(action)  # waits: from here on the buffers are free again
 
     def _batch_for(self, num_rows: int) -> Batch:
         return next(batch for batch in self._batches if batch.size >= num_rows)
 
-    def _assign(self, batch: Batch, requests: list[Request], num_rows: int) -> None:
-        """Where the rows of a batch go; the rest is padding."""
-        slots = self._slots
-        slot = batch.slot[:num_rows]
-        begin = 0
-        for request in requests:
-            end = begin + len(request.slot)
-            if request.closed is None:
-                request.closed = slots.note(request.slot, request.step_type, request.reward)
-            batch.closed[begin:end] = request.closed
-            begin = end
-        batch.unroll[:num_rows], batch.row[:num_rows] = slots.begin_rows(slot)
-        batch.slot[num_rows:] = slots.num_slots
-        batch.unroll[num_rows:] = batch.closed[num_rows:] = slots.num_unrolls
+    def _assign(self, batch: Batch, request: Request, begin: int) -> None:
+        """Where the rows of a request go."""
+        slots, end = self._slots, begin + len(request.slot)
+        places = batch.places[:, begin:end]
+        if request.closed is None and not slots.is_bounded and slots.go_on(request, places):
+            return
+        if request.closed is None:
+            request.closed = slots.note(request.slot, request.step_type, request.reward)
+        unroll, row = slots.begin_rows(request.slot)
+        places[:] = request.slot, unroll, row, request.closed

@@ -91,8 +91,14 @@ class Server:
             self._error = error
             self._stop.set()
 
-        make_driver = ThreadDriver if self._in_thread else LoopDriver
-        driver: Driver = make_driver(self._engine, self.loop, failed)
+        def is_alone() -> bool:
+            return self.bridge.num_actors == 1
+
+        driver: Driver = (
+            ThreadDriver(self._engine, self.loop, failed)
+            if self._in_thread
+            else LoopDriver(self._engine, self.loop, failed, is_alone)
+        )
         bridge = self.bridge = Bridge(self._engine, self._run, driver.notify)
         self._engine.wake = driver.notify
         # A spec, which joining sends, may be larger than a step of few environments.
@@ -167,7 +173,7 @@ class _Outbox:
     """Messages to an actor, written in their order by whoever is there: its reader, or a task of their own.
 
     A task that wakes for every message takes longer than the writing. So after a message has come, its reader
-    lets the loop act upon it and then writes the answer itself, if that is there by then.
+    writes the answer itself, if that is there at once, or after the loop had a turn to act upon it.
     """
 
     def __init__(self, context: grpc.aio.ServicerContext):
@@ -182,10 +188,14 @@ class _Outbox:
         if not self._is_reader_coming:
             self._is_filled.set()
 
-    async def write_soon(self) -> None:
-        """Writes what the loop's next turn puts in; for the reader."""
+    def expect(self) -> None:
+        """The reader has a message, and will write its answer soon."""
         self._is_reader_coming = True
-        await asyncio.sleep(0)
+
+    async def write_soon(self) -> None:
+        """Writes what is there, or what the loop's next turn puts in; for the reader."""
+        if not self._messages:
+            await asyncio.sleep(0)
         self._is_reader_coming = False
         await self._write()
 
@@ -217,6 +227,7 @@ async def _serve_stream(bridge: Bridge, context: grpc.aio.ServicerContext) -> No
     writer = asyncio.create_task(outbox.keep_writing())
     try:
         while (data := await context.read()) is not grpc.aio.EOF:  # pyright: ignore[reportAttributeAccessIssue]
+            outbox.expect()
             connection.receive(data)
             await outbox.write_soon()
     except ProtocolError as error:

@@ -13,9 +13,12 @@ from typing import NamedTuple
 import numpy as np
 
 from zerocopy_envs.types import StepType
+from zerocopy_seed.remote.requests import Request
 
 # Comparing an array with a member of an enum takes several times as long.
 _FIRST, _LAST = int(StepType.FIRST), int(StepType.LAST)
+# What the next message about a slot must be.
+_ANY, _IS_FIRST, _NONE = 0, 1, 2
 
 
 class Taken(NamedTuple):
@@ -74,11 +77,18 @@ class Slots:
 
         self.is_live = np.zeros(num_slots, bool)
         self.incarnation = np.full(num_slots, first_incarnation - 1, np.int64)
-        self._is_busy = np.zeros(num_slots, bool)
+        self._awaited = np.full(num_slots, _IS_FIRST, np.int8)
         self._is_held = np.zeros(num_slots, bool)
         self._has_ended = np.ones(num_slots, bool)  # the next timestep must be FIRST
-        self._row = np.zeros(num_slots, np.int32)
-        self._unroll = np.full(num_slots, -1, np.int32)
+        self._places = np.empty((4, num_slots), np.int32)
+        _, self._unroll, self._row, _ = self._places
+        self._places[0], self._unroll[:], self._row[:], self._places[3] = (
+            np.arange(num_slots),
+            -1,
+            0,
+            self.num_unrolls,
+        )
+        self._is_at_end = np.ones(num_slots, bool)  # the next timestep opens an unroll, or closes one
         self._follows = np.zeros(num_slots, bool)
         self._num_waiting = np.zeros(num_slots, np.int64)  # finished and not yet learned from
 
@@ -110,8 +120,9 @@ class Slots:
             raise ValueError(f"{count} slots: expected at most {len(slots)}")
         self.is_live[slots] = True
         self.incarnation[slots] += 1
-        self._has_ended[slots] = True
-        self._is_busy[slots] = self._is_held[slots] = self._follows[slots] = False
+        self._has_ended[slots] = self._is_at_end[slots] = True
+        self._awaited[slots] = _IS_FIRST
+        self._is_held[slots] = self._follows[slots] = False
         return slots
 
     def close(self, slots: np.ndarray) -> None:
@@ -122,19 +133,43 @@ class Slots:
         self._unroll[slots], self._row[slots] = -1, 0
         self.is_live[slots] = False
 
-    def check(self, slot: np.ndarray, step_type: np.ndarray) -> tuple[str, int] | None:
-        """What is wrong with a message about `slot` [n]: what was expected, and of which slot; or None."""
-        busy = self._is_busy[slot]
+    def check(self, request: Request) -> tuple[str, int] | None:
+        """What is wrong with a request: what was expected, and of which slot; or None."""
+        awaited = self._awaited[request.where]
+        if not np.count_nonzero(awaited):
+            return None
+        busy = awaited == _NONE
         if np.count_nonzero(busy):
-            return "no message before the answer to the last one", int(slot[busy][0])
-        wrong = self._has_ended[slot] & (step_type != _FIRST)
+            return "no message before the answer to the last one", int(request.slot[busy][0])
+        wrong = (awaited == _IS_FIRST) & (request.step_type != _FIRST)
         if np.count_nonzero(wrong):
-            return "FIRST (0) at the start and after a LAST", int(slot[wrong][0])
+            return "FIRST (0) at the start and after a LAST", int(request.slot[wrong][0])
         return None
 
-    def arrived(self, slot: np.ndarray) -> None:
-        """A message about slots [n] has come: the next may not before they are `answered`."""
-        self._is_busy[slot] = True
+    def arrived(self, where: slice | np.ndarray) -> None:
+        """A message about some slots has come: the next may not before they are `answered`."""
+        self._awaited[where] = _NONE
+
+    def go_on(self, request: Request, places: np.ndarray) -> bool:
+        """`note` and `begin_rows` in one, for the usual request: in the midst of episodes and of unrolls.
+
+        Args:
+          request: not noted yet; the lag must not be bounded.
+          places: int32 [4, n], where its rows belong is written here.
+
+        Returns:
+          False, and nothing has changed, for any other request.
+        """
+        where = request.where
+        if not request.is_usual or type(where) is not slice or np.count_nonzero(self._is_at_end[where]):
+            return False
+        places[:] = self._places[:, where]
+        row, returned, steps = self._row[where], self._return[where], self._steps[where]
+        row += 1
+        steps += 1
+        returned += request.reward
+        np.equal(row, self.length, out=self._is_at_end[where])
+        return True
 
     def note(self, slot: np.ndarray, step_type: np.ndarray, reward: np.ndarray) -> np.ndarray:
         """Takes in timesteps [n].
@@ -190,12 +225,13 @@ class Slots:
             self._continues[unroll] = self._follows[owner]
             self._version_of[unroll] = self.version
         self._row[slot] = row + 1
+        self._is_at_end[slot] = row + 1 == self.length
         self._is_held[slot] = False
         return self._unroll[slot], row
 
-    def answered(self, slot: np.ndarray) -> None:
-        """Slots [n] have their actions: their next message may come."""
-        self._is_busy[slot] = False
+    def answered(self, where: slice | np.ndarray) -> None:
+        """Some slots have their actions: their next message may come."""
+        self._awaited[where] = self._has_ended[where]
 
     @property
     def num_finished(self) -> int:

@@ -33,7 +33,7 @@ class Tables(NamedTuple):
 
     Attributes:
       agent: AgentState [S]; its typed keys as their words, since typed keys leave jit's fast path.
-      scalars: int32 [T+1, U, 3], of timesteps: see `scalars_of`.
+      scalars: int32 [T+1, U, 3], of timesteps: see `timestep_of`.
       observation: [T+1, U, ...].
       action: [T, U, ...].
       actor_output: [T, U, ...].
@@ -64,8 +64,12 @@ class Places(NamedTuple):
     closed: Array
 
 
+NUM_WORDS = len(Places._fields) + 3
+"""int32 of a row that goes up: `Places`, and a timestep's scalars as `timestep_of` takes them."""
+
+
 class Column(NamedTuple):
-    """The unrolls that become a trajectory, each [B]: `unroll` int32 (U for padding), `slot`, `continues`."""
+    """The unrolls that become a trajectory, [B] each: `unroll` int32 (U: padding), `slot`, `continues`."""
 
     unroll: Array
     slot: Array
@@ -114,9 +118,8 @@ def make_tables(
     )
 
 
-def open_slots(agent: Agent, tables: Tables, keys: Key, is_opened: Array) -> Tables:
-    """Gives the slots where `is_opened` [S] bool a fresh agent state, from `keys` [S]."""
-    slots = jnp.arange(is_opened.shape[0], dtype=jnp.int32)
+def open_slots(agent: Agent, tables: Tables, keys: Key, slots: Array, is_opened: Array) -> Tables:
+    """Gives slots [S] int32 a fresh agent state from `keys` [S], where `is_opened` [S] bool."""
     fresh = _key_words(agent.initial_state(keys, slots))
 
     def choose(new: Array, old: Array) -> Array:
@@ -135,14 +138,22 @@ def timestep_of(scalars: Array, observation: Any) -> TimeStep:
 
 
 def step(
-    agent: Agent, tables: Tables, params: ActingParams, places: Places, scalars: Array, observation: Any
+    agent: Agent, tables: Tables, params: ActingParams, words: Array, observation: Any
 ) -> tuple[Tables, Array]:
-    """Acts upon timesteps [b], see `timestep_of`, and notes all of it in the tables.
+    """Acts upon timesteps [b] and notes all of it in the tables.
+
+    Args:
+      agent: acts.
+      tables: to be donated.
+      params: what acting reads.
+      words: int32 [NUM_WORDS, b]: `Places`, and the scalars that `timestep_of` takes.
+      observation: [b, ...].
 
     Returns:
       The new tables and the actions [b, ...].
     """
-    tables = close(tables, places.closed, scalars, observation)
+    tables = close(tables, words, observation)
+    places, scalars = _split(words)
     state = jax.tree.map(lambda x: x.at[places.slot].get(mode="clip"), tables.agent)
     timestep = timestep_of(scalars, observation)
     action, actor_output, new_state = agent.act(params, _typed_keys(state), timestep, Mode.TRAIN)
@@ -170,13 +181,13 @@ def step(
     ), action
 
 
-def close(tables: Tables, closed: Array, scalars: Array, observation: Any) -> Tables:
-    """Writes timesteps [b], see `timestep_of`, as the last rows of the unrolls `closed` [b] int32."""
-    last = tables.scalars.shape[0] - 1
-    rows = jnp.full(closed.shape, last, jnp.int32)
+def close(tables: Tables, words: Array, observation: Any) -> Tables:
+    """Writes timesteps [b], given as to `step`, as the last rows of the unrolls that they close."""
+    places, scalars = _split(words)
+    rows = jnp.full_like(places.closed, tables.scalars.shape[0] - 1)
 
     def write(table: Array, new: Array) -> Array:
-        return _write(table, closed, rows, new)
+        return _write(table, places.closed, rows, new)
 
     return tables._replace(
         scalars=write(tables.scalars, scalars),
@@ -227,13 +238,15 @@ def gather_into(trajectory: Trajectory, tables: Tables, column: Column, begin: A
     )
 
 
+def _split(words: Array) -> tuple[Places, Array]:
+    """Places [b] and scalars [b, 3]."""
+    num_places = len(Places._fields)
+    return Places(*words[:num_places]), words[num_places:].T
+
+
 def _write(table: Array, unroll: Array, row: Array, rows: Array) -> Array:
     """Writes `rows` [b, ...] at [row, unroll] of a table [rows, U, ...]."""
-    num_unrolls = table.shape[1]
-    # A place past the end drops the row; row * U alone could fall into the next row's unrolls.
-    place = jnp.where(unroll < num_unrolls, row * num_unrolls + unroll, table.shape[0] * num_unrolls)
-    flat = table.reshape(-1, *table.shape[2:])
-    return flat.at[place].set(rows, mode="drop").reshape(table.shape)
+    return table.at[row, unroll].set(rows, mode="drop")
 
 
 def _num_unrolls(tables: Tables) -> int:

@@ -1,0 +1,199 @@
+"""A run's server and its actors: what a learner that takes unrolls from them needs to know."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pathlib
+import secrets
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from zerocopy_envs.errors import UserError
+from zerocopy_envs.types import EnvironmentSpec
+from zerocopy_seed.config import BridgeConfig, Config
+from zerocopy_seed.files import replace_text
+from zerocopy_seed.loops.local_actors import LocalActors, deal_environments
+from zerocopy_seed.ops.counters import as_int
+from zerocopy_seed.remote.addresses import parse_address, require_free
+from zerocopy_seed.remote.bridge import RunDescription
+from zerocopy_seed.remote.engine import Engine, Round
+from zerocopy_seed.remote.server import Server
+from zerocopy_seed.remote.slots import num_unrolls
+from zerocopy_seed.remote.tables import Tables, make_tables, make_trajectory
+from zerocopy_seed.types import Agent, LearnerState, Trajectory
+
+_RUN_FILE = "bridge.json"
+_NO_ACTORS_S = 10.0  # until the first warning; each later one waits twice as long
+_ENVS_PER_ACTOR = 8  # of actors from elsewhere that were told no number
+_CHEAP_S = 4e-4  # a policy quicker than this acts best in the event loop
+
+
+def act_synchronously() -> None:
+    """On the CPU a small call is answered four times as fast without a queue; before the first use of JAX."""
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+
+
+def table_types(
+    config: Config, agent: Agent, spec: EnvironmentSpec, learner: LearnerState, *, num_slots: int
+) -> Any:
+    """Types of what the device keeps of `num_slots` environments in actors: tables, and a trajectory."""
+
+    def make(learner: LearnerState) -> tuple[Tables, Trajectory]:
+        tables = make_tables(
+            agent,
+            spec,
+            agent.acting(learner),
+            num_slots=num_slots,
+            num_unrolls=num_unrolls(num_slots, config.bridge.max_policy_lag),
+            length=config.agent.unroll_length,
+        )
+        return tables, make_trajectory(num_slots, tables)
+
+    return jax.eval_shape(make, learner)
+
+
+def make_engine(
+    config: Config,
+    agent: Agent,
+    spec: EnvironmentSpec,
+    learner: LearnerState,
+    *,
+    num_slots: int,
+    first_slot: int = 0,
+) -> Engine:
+    """The engine of a run whose `num_slots` slots from `first_slot` on are in actors."""
+    return Engine(
+        agent,
+        spec,
+        jax.jit(lambda learner: jax.tree.map(jnp.copy, agent.acting(learner)))(learner),
+        seed=config.seed,
+        num_slots=num_slots,
+        unroll_length=config.agent.unroll_length,
+        max_policy_lag=config.bridge.max_policy_lag,
+        max_batch=config.bridge.max_inference_batch,
+        first_incarnation=as_int(learner.env_steps) % 2**31,
+        first_slot=first_slot,
+    )
+
+
+def compile_store(agent: Agent, learner: LearnerState, trajectory: Trajectory) -> Any:
+    """`agent.store`, compiled; None where it has none."""
+    if agent.store is None:
+        return None
+    return jax.jit(agent.store, donate_argnums=0).lower(learner, trajectory).compile()
+
+
+class Actors:
+    """Those of a run, seen from its learner; made by `serve_actors`."""
+
+    def __init__(self, engine: Engine, server: Server, local: LocalActors, *, warn: Callable[[str], None]):
+        self._engine, self._server, self._local, self._warn = engine, server, local, warn
+        self._quiet_since, self._warn_after_s = time.monotonic(), _NO_ACTORS_S
+        self._failed = ""
+
+    def take(self, timeout: float, *, partial: bool = False) -> Round | None:
+        """See `Engine.take`; warns now and then while there are no actors."""
+        taken = self._engine.take(timeout, partial=partial)
+        if taken is not None or self._server.bridge.num_actors:
+            self._quiet_since, self._warn_after_s = time.monotonic(), _NO_ACTORS_S
+        elif time.monotonic() - self._quiet_since > self._warn_after_s:
+            self._warn(f"no actors: waiting for some at {self._server.addresses[0]}")
+            self._warn_after_s *= 2
+        return taken
+
+    def check(self) -> None:
+        """Starts local ones anew that have ended; now and then."""
+        self._failed = self._failed or self._local.check()
+
+    def failure(self) -> str:
+        """Why there can be no more of them, in one line; "" as long as there can."""
+        return self._failed or self._server.failure()
+
+    def is_run_over(self, is_over: bool) -> None:
+        """Whether they have nothing to come back to."""
+        self._server.is_run_over = is_over
+
+    def figures(self) -> dict[str, float]:
+        """For a line of metrics, since the last one."""
+        bridge = self._server.bridge
+        counts = {"num_actors": bridge.num_actors, "num_lost_actors": bridge.num_lost}
+        return self._engine.figures() | counts
+
+
+@contextlib.contextmanager
+def serve_actors(
+    config: Config,
+    engine: Engine,
+    environment: tuple[str, dict[str, Any], EnvironmentSpec],
+    run_dir: pathlib.Path,
+    *,
+    call_s: float,
+    say: Callable[[str], None],
+    warn: Callable[[str], None],
+) -> Iterator[Actors]:
+    """Listens, and runs local actors, from its beginning to its end.
+
+    Args:
+      config: the experiment.
+      engine: acts.
+      environment: name, settings and spec of what actors run.
+      run_dir: keeps the run's identity and address, for resumed runs.
+      call_s: seconds that acting takes.
+      say: shows a line.
+      warn: shows a line of something that is wrong.
+
+    Raises:
+      UserError: the address cannot be listened on.
+    """
+    bridge, num_slots = config.bridge, engine.num_slots
+    is_threaded = bridge.inference == "thread" or (bridge.inference == "auto" and call_s > _CHEAP_S)
+    local = deal_environments(num_slots, bridge.local_actors, bridge.envs_per_actor)
+    num_free = num_slots - sum(local)
+    run_id, address = _read_run_file(run_dir, bridge, warn)
+    name, settings, spec = environment
+    run = RunDescription(
+        run_id=run_id,
+        environment=name,
+        settings=settings,
+        spec=spec,
+        num_environments=bridge.envs_per_actor or min(num_free or num_slots, _ENVS_PER_ACTOR),
+    )
+    with contextlib.ExitStack() as stack:
+        # Short, since a socket's path may have no more than 107 characters.
+        socket = f"unix:{stack.enter_context(tempfile.TemporaryDirectory(prefix='zs-'))}/bridge"
+        server = stack.enter_context(Server(engine, run, (address, socket), in_thread=is_threaded))
+        saved = {"run_id": run_id, "address": server.addresses[0]}
+        replace_text(run_dir / _RUN_FILE, json.dumps(saved) + "\n")
+        room = f"{num_free} environments" if num_free else "none, until local actors leave"
+        say(f"room for {room} from elsewhere: zerocopy-seed actor {server.addresses[0]}")
+        actors = stack.enter_context(LocalActors(socket, local, warn=warn))
+        yield Actors(engine, server, actors, warn=warn)
+
+
+def _read_run_file(
+    run_dir: pathlib.Path, bridge: BridgeConfig, warn: Callable[[str], None]
+) -> tuple[str, str]:
+    """The run's identity, and where to listen: a resumed run takes the port that it had been given."""
+    path = run_dir / _RUN_FILE
+    if not path.exists():
+        return secrets.token_hex(8), bridge.address
+    try:
+        saved = json.loads(path.read_text())
+        run_id, address = str(saved["run_id"]), str(saved["address"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(str(path), expected="what a run wrote there", remedy="delete it") from error
+    host, _, port = bridge.address.rpartition(":")
+    if port != "0" or host != address.rpartition(":")[0]:
+        return run_id, bridge.address
+    try:
+        require_free(parse_address(address))
+    except UserError:
+        warn(f"address {address}, which this run had, is taken: another port is taken in its place")
+        return run_id, bridge.address
+    return run_id, address

@@ -240,7 +240,10 @@ def _plot(parser: _Parser, words: list[str]) -> int:
     from zerocopy_seed.curves import read_curves
     from zerocopy_seed.plotting import plot_curves
 
-    curves = [curve for run_dir in options.run_dirs for curve in read_curves(run_dir)]
+    curves = []
+    names = [run_dir.resolve().name for run_dir in options.run_dirs]
+    for run_dir, name in zip(options.run_dirs, names, strict=True):
+        curves += read_curves(run_dir, name if names.count(name) == 1 else str(run_dir))
     try:
         plot_curves(curves, options.output, "learning curves")
     except OSError as error:

@@ -55,15 +55,18 @@ def smoothed(values: np.ndarray) -> tuple[np.ndarray, int]:
     return np.convolve(values, window, "same") / np.convolve(np.ones_like(values), window, "same"), width
 
 
-def read_curves(run_dir: str | os.PathLike[str]) -> list[Curve]:
+def read_curves(run_dir: str | os.PathLike[str], label: str) -> list[Curve]:
     """The curve of a run directory, or of many runs one for each setting; [] before an episode has ended.
+
+    Args:
+      run_dir: what `train` wrote.
+      label: of the curve; settings are named after it.
 
     Raises:
       UserError: it is no run directory, or has no metrics.
     """
     run_dir = Path(run_dir)
     config = load_run_config(run_dir)
-    label = run_dir.resolve().name
     if not has_members(config):
         if not (run_dir / FILE_NAME).is_file():
             raise UserError(str(run_dir), expected="a run with metrics", found=f"no {FILE_NAME} there")

@@ -193,7 +193,7 @@ def test_members_outlive_one_that_takes_no_checkpoint(run_dir, tmp_path, capfd):
     (tmp_path / "members" / first.name / "checkpoints").write_text("in the way")
     assert train(MANY, tmp_path) == 1
     errors = capfd.readouterr().err
-    assert f"the last checkpoint of 1 members could not be saved: {first.name}\n" in errors
+    assert f"the last checkpoint of 1 of 4 members could not be saved: {first.name}\n" in errors
     assert "Traceback" not in errors
     for member in others:
         states = [

@@ -69,7 +69,7 @@ def train(
     """Trains `config` into `run_dir` until `total_env_steps`, SIGINT or SIGTERM; saves at the end.
 
     Args:
-      config: the experiment.
+      config: the experiment, one run or many (`train_members`).
       run_dir: made if it is not there; without `resume` it must not hold a run.
       resume: go on from the newest intact checkpoint of `run_dir`; if none was finished, from the start.
       init_from: a run directory whose parameters this one begins with.

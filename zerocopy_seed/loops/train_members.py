@@ -266,9 +266,8 @@ def _end(
     lost = [member.name for member, is_saved in zip(members, saved, strict=True) if not is_saved]
     ends = [record.env_steps for record in records]
     if lost:
-        complain(
-            f"{run_dir}: the last checkpoint of {len(lost)} members could not be saved: {'; '.join(lost)}"
-        )
+        share = f"{len(lost)} of {len(members)} members"
+        complain(f"{run_dir}: the last checkpoint of {share} could not be saved: {'; '.join(lost)}")
     else:
         say(f"saved {len(members)} members of {run_dir} at {min(ends):,} to {max(ends):,} env_steps")
     for directory in _directories(run_dir, members):

@@ -10,7 +10,7 @@ import pytest
 from counting_agent import PARAMS, SPEC, make_counting_agent
 
 from zerocopy_envs.types import StepType
-from zerocopy_seed.remote.drivers import ThreadDriver
+from zerocopy_seed.remote.drivers import LoopDriver, ThreadDriver
 from zerocopy_seed.remote.engine import Engine
 from zerocopy_seed.remote.requests import make_request
 
@@ -99,3 +99,36 @@ def test_arrivals_race_with_inference_and_the_learner(max_policy_lag, frequent_s
     assert engine.figures()["policy_lag_max"] <= max_policy_lag
     assert num_updates >= NUM_STEPS // LENGTH - 1
     assert num_unrolls >= NUM_SLOTS * (NUM_STEPS // LENGTH - 1 - max_policy_lag)
+
+
+@pytest.mark.parametrize("make_driver", [LoopDriver, ThreadDriver])
+def test_an_answer_that_cannot_be_given_ends_the_serving(make_driver):
+    engine = Engine(
+        make_counting_agent(),
+        SPEC,
+        PARAMS,
+        seed=0,
+        num_slots=1,
+        unroll_length=LENGTH,
+        max_policy_lag=np.inf,
+        max_batch=8,
+    )
+
+    async def ask():
+        failed = asyncio.get_running_loop().create_future()
+        driver = make_driver(engine, asyncio.get_running_loop(), failed.set_result)
+
+        def answer(actions):
+            raise ValueError("actions of a dtype that is not the format's")
+
+        slots, _ = engine.open_slots(1) or pytest.fail("no slots")
+        zeros = np.zeros(1, np.float32)
+        step_type = np.array([StepType.FIRST], np.int8)
+        engine.add(make_request(slots, step_type, zeros, zeros, (np.zeros((1, 2), np.int32),), answer))
+        driver.notify()
+        try:
+            return await asyncio.wait_for(failed, 20)
+        finally:
+            await asyncio.to_thread(driver.close)
+
+    assert "dtype" in str(asyncio.run(ask()))

@@ -26,7 +26,7 @@ class LoopDriver:
     Args:
       engine: acts.
       loop: runs; made in its thread.
-      failed: called with what `engine.step` raised.
+      failed: called with what acting or an answer raised.
       is_alone: whether there is one actor: then a request waits for no others to share a batch with.
     """
 
@@ -59,10 +59,10 @@ class LoopDriver:
         self._is_scheduled = False
         try:
             answers = self._engine.step()
+            _give(answers)
         except BaseException as error:
             self._failed(error)
             return
-        _give(answers)
         if answers and self._engine.has_pending:
             self.notify()
 
@@ -73,7 +73,7 @@ class ThreadDriver:
     Args:
       engine: acts.
       loop: runs.
-      failed: called, in the event loop, with what `engine.step` raised.
+      failed: called, in the event loop, with what acting or an answer raised.
     """
 
     def __init__(
@@ -103,10 +103,16 @@ class ThreadDriver:
             try:
                 while answers := self._engine.step():
                     # One hand-over for all of a batch.
-                    self._loop.call_soon_threadsafe(_give, answers)
+                    self._loop.call_soon_threadsafe(self._give, answers)
             except BaseException as error:
                 self._loop.call_soon_threadsafe(self._failed, error)
                 return
+
+    def _give(self, answers: list) -> None:
+        try:
+            _give(answers)
+        except BaseException as error:
+            self._failed(error)
 
 
 def _give(answers: list) -> None:

@@ -82,6 +82,7 @@ JAX_FREE = {
     "zerocopy_seed.remote.retry",
     "zerocopy_seed.remote.specs",
     "zerocopy_seed.remote.transport",
+    "zerocopy_seed.remote.wire_format",
     "zerocopy_envs",
     "zerocopy_envs.ale_games",
     "zerocopy_envs.checks.host_environment",

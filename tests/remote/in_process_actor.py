@@ -6,9 +6,10 @@ import numpy as np
 from zerocopy_envs.types import HostEnvironment
 from zerocopy_seed.remote import bridge_pb2
 from zerocopy_seed.remote.bridge import Bridge, RunDescription
-from zerocopy_seed.remote.codec import decode_actions, encode_observations, make_wire_format
+from zerocopy_seed.remote.codec import decode_actions, encode_observations
 from zerocopy_seed.remote.engine import Engine
 from zerocopy_seed.remote.specs import spec_to_message
+from zerocopy_seed.remote.wire_format import make_wire_format
 from zerocopy_seed.types import Trajectory
 
 

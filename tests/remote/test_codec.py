@@ -19,6 +19,7 @@ from zerocopy_envs.types import (
 )
 from zerocopy_seed.remote import bridge_pb2, codec
 from zerocopy_seed.remote.errors import ProtocolError
+from zerocopy_seed.remote.wire_format import make_wire_format
 
 SPECS = {
     "pictures": EnvironmentSpec(ArraySpec((84, 84), np.uint8), DiscreteAction(18)),
@@ -37,7 +38,7 @@ SPECS = {
     ),
     "nothing": EnvironmentSpec((), DiscreteAction(2)),
 }
-WIRES = {name: codec.make_wire_format(spec) for name, spec in SPECS.items()}
+WIRES = {name: make_wire_format(spec) for name, spec in SPECS.items()}
 NUM_ENVIRONMENTS = 40
 requests = st.one_of(st.integers(0, 300), st.integers(0, 2**64 - 1))
 

@@ -18,6 +18,7 @@ from zerocopy_envs.types import (
     TimeStep,
 )
 from zerocopy_seed.remote import codec
+from zerocopy_seed.remote.wire_format import make_wire_format
 
 PAGE = pathlib.Path(__file__).parent.parent.parent / "docs" / "protocol.md"
 
@@ -28,7 +29,7 @@ def test_the_bytes_of_the_page():
         bytes.fromhex("".join(re.findall("^    ((?:[0-9a-f]{2} )+)", block, re.MULTILINE)))
         for block in blocks
     )
-    wire = codec.make_wire_format(EnvironmentSpec(ArraySpec((3,), np.uint8), DiscreteAction(4)))
+    wire = make_wire_format(EnvironmentSpec(ArraySpec((3,), np.uint8), DiscreteAction(4)))
     timestep = TimeStep(
         np.array([1, 2], np.int8),
         np.array([0, 1], np.float32),
@@ -49,7 +50,7 @@ def test_an_actor_after_the_page(action):
     with EchoServer(spec) as server:
         received = protocol_client.play(server.address, num_environments=3, num_steps=12)
     assert len(received) == 24 and server.goodbyes == [True]
-    wire = codec.make_wire_format(spec)
+    wire = make_wire_format(spec)
     for message in server.messages[0]:
         codec.decode_observations(wire, message.SerializeToString(), 3)
 

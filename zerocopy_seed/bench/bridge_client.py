@@ -22,9 +22,10 @@ import numpy as np
 from zerocopy_envs.types import ArraySpec, DiscreteAction, EnvironmentSpec, StepType, TimeStep
 from zerocopy_seed.remote import bridge_pb2
 from zerocopy_seed.remote.addresses import client_options, parse_address
-from zerocopy_seed.remote.codec import decode_actions, encode_observations, make_wire_format
+from zerocopy_seed.remote.codec import decode_actions, encode_observations
 from zerocopy_seed.remote.specs import spec_to_message
 from zerocopy_seed.remote.transport import SOFTWARE, VERSION, GrpcTransport, Stream
+from zerocopy_seed.remote.wire_format import make_wire_format
 
 ECHO = "/zerocopy_seed.bench/Echo"
 

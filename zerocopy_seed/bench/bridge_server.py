@@ -18,9 +18,10 @@ from zerocopy_envs.types import EnvironmentSpec
 from zerocopy_seed.bench.bridge_client import ECHO
 from zerocopy_seed.remote.addresses import server_options
 from zerocopy_seed.remote.bridge import RunDescription
-from zerocopy_seed.remote.codec import encode_actions, make_wire_format
+from zerocopy_seed.remote.codec import encode_actions
 from zerocopy_seed.remote.engine import Engine
 from zerocopy_seed.remote.server import Server
+from zerocopy_seed.remote.wire_format import make_wire_format
 from zerocopy_seed.types import ActingParams, Agent, AgentState, Exploration, RecurrentState
 
 

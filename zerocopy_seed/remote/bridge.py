@@ -13,17 +13,13 @@ import numpy as np
 
 from zerocopy_envs.types import EnvironmentSpec
 from zerocopy_seed.remote import bridge_pb2
-from zerocopy_seed.remote.codec import (
-    ACTIONS_GOODBYE,
-    decode_observations,
-    encode_actions,
-    make_wire_format,
-)
+from zerocopy_seed.remote.codec import ACTIONS_GOODBYE, decode_observations, encode_actions
 from zerocopy_seed.remote.engine import Engine
 from zerocopy_seed.remote.errors import ProtocolError, Refused
 from zerocopy_seed.remote.requests import Request, make_request, where_of
 from zerocopy_seed.remote.specs import first_difference, spec_from_message, spec_to_message
 from zerocopy_seed.remote.transport import SOFTWARE, VERSION
+from zerocopy_seed.remote.wire_format import make_wire_format
 
 _STREAM_WITHIN_S = 30.0  # from joining; then the slots are for others
 _MOST_KNOWN = 16  # sets of environments that an actor's messages are about; there are one or two

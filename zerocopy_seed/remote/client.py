@@ -22,17 +22,13 @@ from zerocopy_envs.errors import UserError
 from zerocopy_envs.trees import map_leaves
 from zerocopy_envs.types import EnvironmentSpec, StepType, TimeStep
 from zerocopy_seed.remote.addresses import parse_address
-from zerocopy_seed.remote.codec import (
-    OBSERVATIONS_GOODBYE,
-    decode_actions,
-    encode_observations,
-    make_wire_format,
-)
+from zerocopy_seed.remote.codec import OBSERVATIONS_GOODBYE, decode_actions, encode_observations
 from zerocopy_seed.remote.errors import ProtocolError, RunEnded, Unavailable
 from zerocopy_seed.remote.joining import join
 from zerocopy_seed.remote.retry import Retry
 from zerocopy_seed.remote.specs import spec_to_message
 from zerocopy_seed.remote.transport import GrpcTransport, Stream
+from zerocopy_seed.remote.wire_format import make_wire_format
 
 
 class ActorClient:

@@ -6,31 +6,23 @@ generated code's own is read here, others (fields in another order, unknown fiel
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import struct
 from typing import Any, NamedTuple
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from zerocopy_envs.trees import leaves, named_leaves
-from zerocopy_envs.types import BoundedAction, EnvironmentSpec, MultiDiscreteAction, TimeStep
+from zerocopy_envs.trees import leaves
+from zerocopy_envs.types import TimeStep
 from zerocopy_seed.remote import bridge_pb2
 from zerocopy_seed.remote.errors import ProtocolError
+from zerocopy_seed.remote.wire_format import ROW_FIELDS, Layout, WireFormat, varint
 
 OBSERVATIONS_GOODBYE = b"\x38\x01"
 """The message with which an actor leaves."""
 ACTIONS_GOODBYE = b"\x18\x01"
 """The message with which a run ends."""
 
-_LITTLE = "<"
-_ROW_FIELDS = (
-    ("environment", np.dtype("<i4")),
-    ("step_type", np.dtype("i1")),
-    ("reward", np.dtype("<f4")),
-    ("discount", np.dtype("<f4")),
-)
 _ONE = 0x3F800000  # the bits of 1.0; floats from 0 to 1 are ordered as their bits are
 
 
@@ -66,106 +58,6 @@ class Actions(NamedTuple):
     goodbye: bool = False
 
 
-class _Layout(NamedTuple):
-    """A message of n rows after its request number: environment, step_type, reward, discount, leaves.
-
-    Attributes:
-      prefixes: what stands before the bytes of each field: tag and size.
-      fields: where the bytes of each field begin, its shape and dtype.
-      struct: reads the prefixes, and after each the bytes of those fields whose values are checked.
-      usual: step_type and discount of nearly every message: MID and 1; read-only.
-      usual_bytes: the same as bytes.
-    """
-
-    prefixes: tuple[bytes, ...]
-    fields: tuple[tuple[int, tuple[int, ...], np.dtype], ...]
-    struct: struct.Struct
-    usual: tuple[np.ndarray, np.ndarray]
-    usual_bytes: tuple[bytes, bytes]
-
-
-@dataclasses.dataclass(frozen=True)
-class WireFormat:
-    """What a spec says of the bytes of its messages.
-
-    Attributes:
-      paths: of the observation's arrays, in wire order (that of `named_leaves`).
-      dtypes: of each.
-      shapes: of each, without rows.
-      action_dtype: int32 or float32.
-      action_shape: without rows.
-      masks: which of the arrays are bool.
-    """
-
-    paths: tuple[str, ...]
-    dtypes: tuple[np.dtype, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    action_dtype: np.dtype
-    action_shape: tuple[int, ...]
-    masks: tuple[int, ...]
-    _layouts: dict[int, _Layout] = dataclasses.field(default_factory=dict, repr=False, compare=False)
-    _counting: dict[int, bytes] = dataclasses.field(default_factory=dict, repr=False, compare=False)
-
-    @property
-    def observation_bytes(self) -> int:
-        """Of one row of the observation."""
-        return sum(
-            dtype.itemsize * math.prod(shape) for dtype, shape in zip(self.dtypes, self.shapes, strict=True)
-        )
-
-    @property
-    def row_bytes(self) -> int:
-        """Of one row of all fields of an `Observations` message."""
-        return self.observation_bytes + sum(dtype.itemsize for _, dtype in _ROW_FIELDS)
-
-    @property
-    def action_bytes(self) -> int:
-        """Of one row of actions."""
-        return self.action_dtype.itemsize * math.prod(self.action_shape)
-
-    @property
-    def field_names(self) -> tuple[str, ...]:
-        """Of every array of an `Observations` message, in wire order."""
-        return (*(name for name, _ in _ROW_FIELDS), *self.paths)
-
-    def max_message_bytes(self, num_rows: int) -> int:
-        """An upper bound of the size of an `Observations` message."""
-        return num_rows * self.row_bytes + 11 * (len(self.field_names) + 1)
-
-    def layout(self, num_rows: int) -> _Layout:
-        """Where things are in a message of `num_rows` rows (which the caller has found sensible)."""
-        found = self._layouts.get(num_rows)
-        if found is None:
-            found = self._layouts[num_rows] = _make_layout(self, num_rows)
-        return found
-
-    def counting(self, num_environments: int) -> bytes:
-        """int32 0, 1, ... `num_environments` - 1, as bytes."""
-        found = self._counting.get(num_environments)
-        if found is None:
-            found = self._counting[num_environments] = np.arange(num_environments, dtype="<i4").tobytes()
-        return found
-
-
-def make_wire_format(spec: EnvironmentSpec) -> WireFormat:
-    """The wire format of an environment's messages."""
-    named = list(named_leaves(spec.observation))
-    action = spec.action
-    if isinstance(action, BoundedAction):
-        action_dtype, action_shape = np.dtype("<f4"), action.shape
-    else:
-        action_dtype = np.dtype("<i4")
-        action_shape = (len(action.num_values),) if isinstance(action, MultiDiscreteAction) else ()
-    return WireFormat(
-        paths=tuple(path for path, _ in named),
-        dtypes=tuple(leaf.dtype.newbyteorder(_LITTLE) for _, leaf in named),
-        shapes=tuple(leaf.shape for _, leaf in named),
-        action_dtype=action_dtype,
-        action_shape=action_shape,
-        masks=tuple(i for i, (_, leaf) in enumerate(named) if leaf.dtype == np.bool_),
-    )
-
-
 def encode_observations(wire: WireFormat, request: int, environment: np.ndarray, timestep: TimeStep) -> bytes:
     """An `Observations` message.
 
@@ -184,7 +76,7 @@ def encode_observations(wire: WireFormat, request: int, environment: np.ndarray,
     observation = timestep.observation
     arrays += [observation] if isinstance(observation, np.ndarray) else leaves(observation)
     if len(arrays) != len(layout.fields):
-        raise ProtocolError("observation", ", ".join(wire.paths), f"{len(arrays) - len(_ROW_FIELDS)} arrays")
+        raise ProtocolError("observation", ", ".join(wire.paths), f"{len(arrays) - len(ROW_FIELDS)} arrays")
     parts: list[Any] = [_request_prefix(request)]  # of what has bytes
     for i, (prefix, (_, shape, dtype)) in enumerate(zip(layout.prefixes, layout.fields, strict=True)):
         array = arrays[i]
@@ -245,7 +137,7 @@ def encode_actions(wire: WireFormat, request: int, action: np.ndarray) -> bytes:
         action = np.ascontiguousarray(action)
     if not action.nbytes:
         return _request_prefix(request)
-    parts: list[Any] = [_request_prefix(request), b"\x12", _varint(action.nbytes), action]
+    parts: list[Any] = [_request_prefix(request), b"\x12", varint(action.nbytes), action]
     return b"".join(parts)
 
 
@@ -257,7 +149,7 @@ def decode_actions(wire: WireFormat, data: bytes, num_rows: int) -> Actions:
     """
     request, start = _read_request(data)
     num_bytes = num_rows * wire.action_bytes
-    prefix = b"\x12" + _varint(num_bytes)
+    prefix = b"\x12" + varint(num_bytes)
     begin = start + len(prefix)
     if data[start:begin] == prefix and len(data) == begin + num_bytes:
         shape = (num_rows, *wire.action_shape)
@@ -280,34 +172,8 @@ def request_of(data: bytes) -> int:
     return request if end else _parse(bridge_pb2.Actions, data).request
 
 
-def _make_layout(wire: WireFormat, num_rows: int) -> _Layout:
-    arrays = [(2 + i, dtype, ()) for i, (_, dtype) in enumerate(_ROW_FIELDS)]
-    arrays += [(6, dtype, shape) for dtype, shape in zip(wire.dtypes, wire.shapes, strict=True)]
-    prefixes, fields, form, at = [], [], "<", 0
-    for number, dtype, shape in arrays:
-        num_bytes = num_rows * dtype.itemsize * math.prod(shape)
-        # proto3 leaves out what is empty, unless it is repeated
-        prefix = bytes([number << 3 | 2]) + _varint(num_bytes) if num_bytes or number == 6 else b""
-        prefixes.append(prefix)
-        fields.append((at + len(prefix), (num_rows, *shape), dtype))
-        form += f"{len(prefix)}s{num_bytes}{'s' if number in (2, 3, 5) else 'x'}"
-        at += len(prefix) + num_bytes
-    usual_bytes = b"\x01" * num_rows, np.ones(num_rows, "<f4").tobytes()
-    usual = np.frombuffer(usual_bytes[0], np.int8), np.frombuffer(usual_bytes[1], "<f4")
-    return _Layout(tuple(prefixes), tuple(fields), struct.Struct(form), usual, usual_bytes)
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
 def _request_prefix(request: int) -> bytes:
-    return b"\x08" + _varint(request) if request else b""
+    return b"\x08" + varint(request) if request else b""
 
 
 def _read_request(data: bytes) -> tuple[int, int]:
@@ -339,7 +205,7 @@ def _parse_observations(wire: WireFormat, data: bytes, num_environments: int) ->
     message = _parse(bridge_pb2.Observations, data)
     parts = [message.environment, message.step_type, message.reward, message.discount]
     if message.goodbye:
-        step_type, reward, discount = (np.empty(0, dtype) for _, dtype in _ROW_FIELDS[1:])
+        step_type, reward, discount = (np.empty(0, dtype) for _, dtype in ROW_FIELDS[1:])
         return Observations(message.request, b"", step_type, reward, discount, (), goodbye=True)
     num_rows = len(message.environment) // 4
     if not 0 < num_rows <= num_environments or len(message.environment) % 4:
@@ -363,7 +229,7 @@ def _checked(
     wire: WireFormat,
     num_environments: int,
     request: int,
-    layout: _Layout,
+    layout: Layout,
     parts: tuple[bytes, bytes, bytes],
     reward: np.ndarray,
     observation: tuple[np.ndarray, ...],

@@ -13,8 +13,9 @@ from zerocopy_envs import registry
 from zerocopy_envs.errors import UserError, users_code
 from zerocopy_envs.types import HostEnvironment, TimeStep
 from zerocopy_seed.remote import bridge_pb2
-from zerocopy_seed.remote.codec import WireFormat, encode_observations, make_wire_format
+from zerocopy_seed.remote.codec import encode_observations
 from zerocopy_seed.remote.errors import ProtocolError
+from zerocopy_seed.remote.wire_format import WireFormat, make_wire_format
 
 
 class EnvironmentFailed(Exception):

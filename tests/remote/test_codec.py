@@ -19,7 +19,7 @@ from zerocopy_envs.types import (
 )
 from zerocopy_seed.remote import bridge_pb2, codec
 from zerocopy_seed.remote.errors import ProtocolError
-from zerocopy_seed.remote.wire_format import make_wire_format
+from zerocopy_seed.remote.wire_format import make_wire_format, varint
 
 SPECS = {
     "pictures": EnvironmentSpec(ArraySpec((84, 84), np.uint8), DiscreteAction(18)),
@@ -122,7 +122,7 @@ def test_any_legal_encoding_is_read(step, random):
         else:
             part = bridge_pb2.Observations(**{descriptor.name: getattr(message, descriptor.name)})
         fields.append(part.SerializeToString())
-    fields[0] = b"\x08\x81\x00\x08" + codec._varint(request)
+    fields[0] = b"\x08\x81\x00\x08" + varint(request)
     fields += [b"\xa2\x06\x03abc", b"\x38\x00"]
     random.shuffle(fields)
     found = codec.decode_observations(WIRES[name], b"".join(fields), NUM_ENVIRONMENTS)
@@ -137,7 +137,7 @@ def test_actions_are_those_of_the_generated_code_and_come_back(name, request, nu
     action = np.random.default_rng(seed).integers(-9, 9, shape).astype(wire.action_dtype)
     data = codec.encode_actions(wire, request, action)
     assert data == bridge_pb2.Actions(request=request, action=action.tobytes()).SerializeToString()
-    backwards = b"\x12" + codec._varint(action.nbytes) + action.tobytes() + b"\x08" + codec._varint(request)
+    backwards = b"\x12" + varint(action.nbytes) + action.tobytes() + b"\x08" + varint(request)
     for encoded in (data, backwards):
         found = codec.decode_actions(wire, encoded, num_rows)
         assert (found.request, found.goodbye) == (request, False)

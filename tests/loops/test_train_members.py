@@ -283,7 +283,7 @@ def test_sigterm_saves_all_and_a_resume_goes_on(tmp_path):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=300)
     assert process.returncode == 0 and "Traceback" not in errors and "SIGTERM" in errors, errors
     assert "saved 4 members" in output
     ends = []

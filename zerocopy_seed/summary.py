@@ -11,6 +11,7 @@ import numpy as np
 from zerocopy_seed.config_file import load_run_config
 from zerocopy_seed.config_sweep import make_members
 from zerocopy_seed.curves import MEMBERS, by_setting, final_return, mean_curve
+from zerocopy_seed.files import replace_text
 from zerocopy_seed.interquartile import bootstrap_interval, interquartile_mean
 from zerocopy_seed.metrics import read_metrics
 from zerocopy_seed.plotting import plot_curves
@@ -25,7 +26,7 @@ def write_summary(run_dir: str | Path, path: str | Path) -> None:
     """
     path = Path(path)
     summary = summarize(run_dir)
-    path.write_text(json.dumps(summary, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    replace_text(path, json.dumps(summary, indent=1, allow_nan=False) + "\n")
     curves = []
     for setting in summary["settings"]:
         rows = [read_metrics(Path(run_dir) / MEMBERS / name) for name in setting["members"]]

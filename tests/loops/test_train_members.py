@@ -145,6 +145,7 @@ def test_a_resumed_directory_equals_one_that_was_never_stopped(run_dir, tmp_path
     ("flags", "named"),
     [
         (["--env.place", "actors"], "num_seeds: expected one run where environments are in actors, found 4"),
+        (["--sources.device", "0.5", "--sources.actors", "0.5"], "num_seeds: expected one run where env"),
         (["--devices.num-devices", "3"], "devices.num_devices: expected a divisor of the 4 runs"),
         (["--sweep.agent.unroll-length", "5", "10"], "sweep.agent.unroll_length: expected a float setting"),
         (["--agent.name", "vtrace", "--sweep.agent.learning-rate", "-1"], "sweep.agent.learning_rate"),
@@ -282,7 +283,7 @@ def test_sigterm_saves_all_and_a_resume_goes_on(tmp_path):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=300)
     assert process.returncode == 0 and "Traceback" not in errors and "SIGTERM" in errors, errors
     assert "saved 4 members" in output
     ends = []

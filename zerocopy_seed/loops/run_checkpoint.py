@@ -14,7 +14,7 @@ from zerocopy_envs.errors import UserError
 from zerocopy_envs.wrappers import Vectorized
 from zerocopy_seed.agents import make_agent
 from zerocopy_seed.checkpoint import Checkpointer
-from zerocopy_seed.config import CheckpointConfig
+from zerocopy_seed.config import CheckpointConfig, Config
 from zerocopy_seed.config_file import load_run_config
 from zerocopy_seed.config_sweep import has_members, make_members
 from zerocopy_seed.curves import MEMBERS
@@ -104,6 +104,23 @@ def empty_replay(types: Any) -> Any:
     )
 
 
+def load_one_run_config(run_dir: str | pathlib.Path) -> Config:
+    """The configuration of a directory of one run.
+
+    Raises:
+      UserError: no run, or many.
+    """
+    config = load_run_config(run_dir)
+    if has_members(config):
+        raise UserError(
+            str(run_dir),
+            expected="one run",
+            found=f"a directory of {len(make_members(config))}",
+            remedy=f"choose one of those in {pathlib.Path(run_dir) / MEMBERS}",
+        )
+    return config
+
+
 def restore_acting(
     run_dir: str | pathlib.Path, step: int | Literal["best"] | None = None
 ) -> tuple[Agent, Vectorized | HostEnvironments, int, ActingParams]:
@@ -117,14 +134,7 @@ def restore_acting(
       UserError: no such run or checkpoint.
     """
     use_compile_cache()
-    config = load_run_config(run_dir)
-    if has_members(config):
-        raise UserError(
-            str(run_dir),
-            expected="one run",
-            found=f"a directory of {len(make_members(config))}",
-            remedy=f"choose one of those in {pathlib.Path(run_dir) / MEMBERS}",
-        )
+    config = load_one_run_config(run_dir)
     environment = find_environment(config.env)
     agent = make_agent(config.agent, config.network, environment.spec, num_slots=config.env.num_envs)
     target = jax.eval_shape(lambda: agent.acting(agent.init(stream_key(config.seed, Stream.LEARNER))))

@@ -18,6 +18,7 @@ from zerocopy_envs.wrappers import Vectorized
 from zerocopy_seed.agents import make_agent
 from zerocopy_seed.checkpoint import Checkpointer
 from zerocopy_seed.config import Config
+from zerocopy_seed.config_sources import is_mixed
 from zerocopy_seed.config_sweep import Member, make_members
 from zerocopy_seed.curves import MEMBERS
 from zerocopy_seed.loops.compile_cache import use_compile_cache
@@ -129,7 +130,8 @@ def train_members(config: Config, run_dir: pathlib.Path, resume: bool, stop: Sto
 
 def _environment(config: Config) -> Vectorized:
     environment = find_environment(config.env)
-    if isinstance(environment, Vectorized) and config.env.place != "actors":
+    in_actors = config.env.place == "actors" or is_mixed(config)
+    if isinstance(environment, Vectorized) and not in_actors:
         return environment
     raise UserError(
         "num_seeds" if config.num_seeds > 1 else "sweep",

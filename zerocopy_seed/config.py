@@ -262,6 +262,18 @@ class BridgeConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class RecordConfig:
+    """Whether trajectories are kept on disk, for other runs to learn from (`source`)."""
+
+    dir: str = ""
+    """Directory that they are appended to; empty: nothing is recorded."""
+    max_gb: Horizon = 10.0
+    """GB after which recording ends (training goes on)."""
+    shard_mb: Horizon = 64.0
+    """MB of each file, about."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Config:
     """One experiment, whole."""
 
@@ -270,6 +282,8 @@ class Config:
     """Training stops at the first update at or past this many transitions."""
     seed: Seed = 0
     """Everything random follows from it."""
+    source: str = ""
+    """Where unrolls come from: empty: environments; `recorded:DIR`: what runs wrote to their `record.dir`."""
     num_seeds: Count = 1
     """Seeds trained at once, from `seed` on; each is a run of its own (with `sweep`, for each setting)."""
     sweep: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -281,3 +295,4 @@ class Config:
     metrics: MetricsConfig = dataclasses.field(default_factory=MetricsConfig)
     devices: DevicesConfig = dataclasses.field(default_factory=DevicesConfig)
     bridge: BridgeConfig = dataclasses.field(default_factory=BridgeConfig)
+    record: RecordConfig = dataclasses.field(default_factory=RecordConfig)

@@ -31,6 +31,8 @@ from zerocopy_seed.loops.on_device import (
     TrainState,
     init_train_state,
     make_dispatch,
+    make_played_update,
+    make_recorded_dispatch,
     make_update,
     make_window,
     metric_names,
@@ -39,6 +41,8 @@ from zerocopy_seed.loops.on_device import (
     spread_types,
 )
 from zerocopy_seed.loops.record import DISPATCH_S, RunRecord, metrics_row
+from zerocopy_seed.loops.recorded import check_record, init_from_record, open_record, recorded_program
+from zerocopy_seed.loops.recording import Recording, check_recording, make_description, open_recording
 from zerocopy_seed.loops.run_checkpoint import CHECKPOINTS, empty_replay, restore_train_state, saves_replay
 from zerocopy_seed.loops.run_dir import check_run_dir, make_run_dir, write_config
 from zerocopy_seed.loops.run_lock import lock_run_dir
@@ -78,21 +82,29 @@ def train(
 def _train(config: Config, run_dir: pathlib.Path, resume: bool, stop: StopRequest) -> int:
     if has_members(config):
         return train_members(config, run_dir, resume, stop)
-    if config.env.place == "actors":
+    if config.env.place == "actors" and not config.source:
         act_synchronously()
-    environment = find_environment(config.env)
+    stored = open_record(config) if config.source else None
+    environment = find_environment(config.env) if stored is None else None
     in_actors = config.env.place == "actors"
     on_device = environment if isinstance(environment, Vectorized) and not in_actors else None
-    if on_device is None:
+    if environment is not None and on_device is None:
         act_synchronously()
         _check_bridge(config, environment)
-    spec = environment.spec
+    spec = stored.index.description.spec if environment is None else environment.spec
     agent = make_agent(config.agent, config.network, spec, num_slots=config.env.num_envs)
+    if stored is not None:
+        check_record(config, agent, stored)
+    description = make_description(config, agent, spec) if config.record.dir else None
+    if description is not None:
+        check_recording(config.record, description)
     mesh = make_mesh(config.devices.num_devices)
     check_run_dir(config, run_dir, resume)
     use_compile_cache()
 
     def init() -> TrainState:
+        if stored is not None:
+            return init_from_record(agent, config.seed)
         if on_device is None:
             return init_learner(agent, config.seed)
         return init_train_state(agent, on_device, config.seed, config.env.num_envs)
@@ -102,7 +114,7 @@ def _train(config: Config, run_dir: pathlib.Path, resume: bool, stop: StopReques
 
     state_types = jax.eval_shape(init)  # traced before anything is written: what does not fit is refused here
     in_memory = state_types
-    if on_device is None:
+    if stored is None and on_device is None:
         in_memory = state_types._replace(actor=table_types(config, agent, spec, state_types))
     devices = jax.devices()[: config.devices.num_devices]
     # whether a replay is saved is asked only of one that fits
@@ -140,12 +152,17 @@ def _train(config: Config, run_dir: pathlib.Path, resume: bool, stop: StopReques
                 compile_once(init_without_replay)(), empty_replay(state_types.learner.replay)
             )
         with contextlib.ExitStack() as stack:
-            if on_device is None:
+            recording = None
+            if description is not None:
+                recording = stack.enter_context(open_recording(config.record, description))
+            if stored is not None:
+                program = stack.enter_context(recorded_program(config, agent, stored, state))
+            elif on_device is None:
                 program = stack.enter_context(
                     bridge_program(config, agent, spec, state, run_dir, stop, say=say, warn=complain)
                 )
             else:
-                program, state = _compile(config, on_device, agent, state, mesh)
+                program, state = _compile(config, on_device, agent, state, mesh, recording)
             compile_s = time.perf_counter() - began
             metrics = stack.enter_context(
                 MetricsWriter(
@@ -201,27 +218,40 @@ def _check_bridge(config: Config, environment: Vectorized | HostEnvironments) ->
 
 
 def _compile(
-    config: Config, environment: Vectorized, agent: Agent, state: TrainState, mesh: Mesh | None
+    config: Config,
+    environment: Vectorized,
+    agent: Agent,
+    state: TrainState,
+    mesh: Mesh | None,
+    recording: Recording | None,
 ) -> tuple[Program, TrainState]:
     """The program, and the state laid out as it wants it."""
     unroll_length = config.agent.unroll_length
-    update = make_update(agent, environment, unroll_length)
-    names = metric_names(update, state)
-    dispatch = make_dispatch(update, names)
+    names = metric_names(make_update(agent, environment, unroll_length), state)
+    acting_agent, axis_name = agent, None
     if mesh is not None:
-        sharded_agent = make_agent(
+        axis_name = DATA_AXIS
+        acting_agent = make_agent(
             config.agent,
             config.network,
             environment.spec,
             num_slots=config.env.num_envs,
-            axis_name=DATA_AXIS,
+            axis_name=axis_name,
         )
-        update = make_update(sharded_agent, environment, unroll_length, axis_name=DATA_AXIS)
-        dispatch = shard_dispatch(make_dispatch(update, names), mesh)
         state = shard_train_state(state, mesh)
+    if recording is None:
+        dispatch = make_dispatch(
+            make_update(acting_agent, environment, unroll_length, axis_name=axis_name), names
+        )
+    else:
+        update = make_played_update(acting_agent, environment, unroll_length, axis_name=axis_name)
+        dispatch = make_recorded_dispatch(update, names, recording.chunk, axis_name=axis_name)
+    if mesh is not None:
+        dispatch = shard_dispatch(dispatch, mesh, is_recorded=recording is not None)
     window = make_window(len(names))
     lowered = jax.jit(dispatch, donate_argnums=(0, 1)).lower(state, window, jnp.int32(1))
-    return Program(agent, hearing_signals(lowered.compile), names), state
+    compiled = hearing_signals(lowered.compile)
+    return Program(agent, recording.recorded(compiled) if recording else compiled, names), state
 
 
 def _loop(

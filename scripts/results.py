@@ -31,7 +31,11 @@ class Experiment:
     overrides: tuple[str, ...]
     goal: str
     num_episodes: int = 128
+    from_record: bool = False
+    """Whether another run, of another seed, plays and is recorded, and this one learns from its record."""
 
+
+PLAYERS_SEED = 1000  # added to the seed of a run, for the one that plays for it
 
 # Fifteen steps lie between the bit and the reward: no sequence with its burn-in holds both. And a slot's
 # episodes take 16, so that sequences begin at various places in them.
@@ -69,6 +73,10 @@ EXPERIMENTS = {
         Experiment("CartPole-v1 of Gymnasium, R2D2", "r2d2_gymnasium_cartpole", (), ">= 450"),
     ),
     "pong": (Experiment("Pong, Ape-X DQN", "apex_dqn_pong", (), ">= 15", num_episodes=10),),
+    "recorded": (
+        Experiment("Catch, R2D2", "r2d2_catch", (), ">= 0.95", from_record=True),
+        Experiment("CartPole-v1, Ape-X DQN", "apex_dqn_cartpole", (), ">= 450", from_record=True),
+    ),
     "stored_state": tuple(
         Experiment(name, "r2d2_memory_chain", (*SHORT_SEQUENCES, *overrides), "none")
         for name, overrides in (
@@ -99,12 +107,23 @@ def train_and_evaluate(experiment: Experiment, seed: int, run_dir: pathlib.Path)
     """One run's figures, and its learning curve as [env_steps, return] pairs."""
     config = ROOT / "configs" / f"{experiment.config}.toml"
     cache = run_dir.with_name(f"{run_dir.name}-cache")
-    _, train_s = run_command(
-        cache, "train", str(config), "--seed", str(seed), *experiment.overrides, "--run-dir", str(run_dir)
-    )
-    num_episodes = str(experiment.num_episodes)
-    printed, _ = run_command(cache, "evaluate", str(run_dir), "--json", "--episodes", num_episodes)
-    evaluation = json.loads(printed.splitlines()[-1])
+
+    def train(seed: int, run_dir: pathlib.Path, *words: str) -> float:
+        words = (*experiment.overrides, *words, "--run-dir", str(run_dir))
+        return run_command(cache, "train", str(config), "--seed", str(seed), *words)[1]
+
+    def evaluate(run_dir: pathlib.Path) -> dict:
+        words = ("--json", "--episodes", str(experiment.num_episodes))
+        return json.loads(run_command(cache, "evaluate", str(run_dir), *words)[0].splitlines()[-1])
+
+    source, of_player = (), {}
+    if experiment.from_record:
+        player, record = (run_dir.with_name(f"{run_dir.name}-{name}") for name in ("player", "record"))
+        train(seed + PLAYERS_SEED, player, "--record.dir", str(record))
+        of_player = {"player_return_mean": evaluate(player)["return_mean"]}
+        source = ("--source", f"recorded:{record}")
+    train_s = train(seed, run_dir, *source)
+    evaluation = evaluate(run_dir)
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     curve = [[line["env_steps"], line["episode_return"]] for line in lines if "episode_return" in line]
     return {
@@ -118,6 +137,7 @@ def train_and_evaluate(experiment: Experiment, seed: int, run_dir: pathlib.Path)
         "num_episodes": evaluation["num_episodes"],
         "env_steps": evaluation["env_steps"],
         "train_s": round(train_s, 1),
+        **of_player,
         "curve": curve,
     }
 
@@ -133,6 +153,8 @@ def table(results: list[dict]) -> str:
     for name in dict.fromkeys(result["experiment"] for result in results):
         rows = [result for result in results if result["experiment"] == name]
         returns = ", ".join(f"{row['return_mean']:.2f}" for row in rows)
+        if "player_return_mean" in rows[0]:
+            returns += " (recorded: " + ", ".join(f"{row['player_return_mean']:.2f}" for row in rows) + ")"
         seconds = ", ".join(f"{row['train_s']:.1f}" for row in rows)
         lines.append(f"| {name} | {rows[0]['goal']} | {returns} | {rows[0]['env_steps']:,} | {seconds} |")
     return "\n".join(lines) + "\n"
@@ -201,7 +223,8 @@ def main() -> None:
     record = {"machine": machine, "results": results}
     written.write_text(json.dumps(record, indent=1) + "\n")
     (arguments.out / f"{arguments.group}.md").write_text(table(results))
-    draw(results, arguments.out / f"{arguments.group}.png")
+    if all(result["curve"] for result in results):  # who learns from a record ends no episodes
+        draw(results, arguments.out / f"{arguments.group}.png")
     print(table(results))
 
 

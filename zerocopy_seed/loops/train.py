@@ -208,6 +208,13 @@ def _check_bridge(config: Config, environment: Vectorized | HostEnvironments) ->
             expected="1 where environments are in actors",
             found=str(config.devices.num_devices),
         )
+    if config.record.dir:
+        raise UserError(
+            "record.dir",
+            expected="nothing where environments are in actors: what they play is not recorded yet",
+            found=repr(config.record.dir),
+            remedy="leave it out, or choose a JAX environment on the device",
+        )
     if isinstance(environment, HostEnvironments) and environment.owns_loop and config.bridge.local_actors:
         raise UserError(
             "bridge.local_actors",

@@ -269,7 +269,7 @@ class RecordConfig:
     """Directory that they are appended to; empty: nothing is recorded."""
     max_gb: Horizon = 10.0
     """GB after which recording ends (training goes on)."""
-    shard_mb: Horizon = 64.0
+    shard_mb: Positive = 64.0
     """MB of each file, about."""
 
 

@@ -118,7 +118,7 @@ class RecordWriter:
         if self._is_full:
             return
         num = len(is_due)
-        part = {name: np.asarray(arrays[name])[:num] for name in self._names}
+        part = {name: _first(np.asarray(arrays[name]), num) for name in self._names}
         if self._is_gap:
             part[CONTINUES] = part[CONTINUES].copy()
             part[CONTINUES][0] = False
@@ -169,3 +169,8 @@ class RecordWriter:
 
     def _drop(self) -> None:
         self._parts, self._num_held, self._is_gap = [], 0, True
+
+
+def _first(rows: np.ndarray, num: int) -> np.ndarray:
+    """The first `num` rows, without keeping the others in memory."""
+    return rows if len(rows) == num else rows[:num].copy()

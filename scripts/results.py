@@ -24,11 +24,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """One row of the table: a config, what is changed in it, and what it should reach.
-
-    Where named, it begins with the parameters of the same seed of `init_from`, an earlier experiment of its
-    group, and is evaluated on another environment.
-    """
+    """One row of the table: a config, what is changed in it, and what it should reach."""
 
     name: str
     config: str
@@ -36,8 +32,14 @@ class Experiment:
     goal: str
     num_episodes: int = 128
     init_from: str = ""
+    """An earlier experiment of its group, with whose parameters, of the same seed, it begins."""
     evaluate_on: str = ""
+    """Another environment than it was trained on."""
+    from_record: bool = False
+    """Whether another run, of another seed, plays and is recorded, and this one learns from its record."""
 
+
+PLAYERS_SEED = 1000  # added to the seed of a run, for the one that plays for it
 
 # Fifteen steps lie between the bit and the reward: no sequence with its burn-in holds both. And a slot's
 # episodes take 16, so that sequences begin at various places in them.
@@ -89,7 +91,11 @@ EXPERIMENTS = {
         ),
         Experiment("both from the start", "vtrace_mixed_cartpole", (), ">= 475", evaluate_on=ON_GYMNASIUM),
     ),
-    "pong": (Experiment("Pong, Ape-X DQN", "apex_dqn_pong", (), ">= 15", num_episodes=10),),
+    "pong": (Experiment("Pong, V-trace", "vtrace_pong", (), ">= 15", num_episodes=10),),
+    "recorded": (
+        Experiment("Catch, R2D2", "r2d2_catch", (), ">= 0.95", from_record=True),
+        Experiment("CartPole-v1, Ape-X DQN", "apex_dqn_cartpole", (), ">= 450", from_record=True),
+    ),
     "stored_state": tuple(
         Experiment(name, "r2d2_memory_chain", (*SHORT_SEQUENCES, *overrides), "none")
         for name, overrides in (
@@ -120,15 +126,28 @@ def train_and_evaluate(experiment: Experiment, seed: int, run_dir: pathlib.Path)
     """One run's figures, and its learning curve as [env_steps, return] pairs."""
     config = ROOT / "configs" / f"{experiment.config}.toml"
     cache = run_dir.with_name(f"{run_dir.name}-cache")
-    options = ["--seed", str(seed), *experiment.overrides]
+
+    origin: tuple[str, ...] = ()
     if experiment.init_from:
-        options += ["--init-from", str(run_dir.with_name(f"{experiment.init_from}-{seed}"))]
-    _, train_s = run_command(cache, "train", str(config), *options, "--run-dir", str(run_dir))
-    options = ["--episodes", str(experiment.num_episodes)]
-    if experiment.evaluate_on:
-        options += ["--env", experiment.evaluate_on]
-    printed, _ = run_command(cache, "evaluate", str(run_dir), "--json", *options)
-    evaluation = json.loads(printed.splitlines()[-1])
+        origin = ("--init-from", str(run_dir.with_name(f"{experiment.init_from}-{seed}")))
+    other = ("--env", experiment.evaluate_on) if experiment.evaluate_on else ()
+
+    def train(seed: int, run_dir: pathlib.Path, *words: str) -> float:
+        words = (*experiment.overrides, *words, "--run-dir", str(run_dir))
+        return run_command(cache, "train", str(config), "--seed", str(seed), *words)[1]
+
+    def evaluate(run_dir: pathlib.Path) -> dict:
+        words = ("--json", "--episodes", str(experiment.num_episodes), *other)
+        return json.loads(run_command(cache, "evaluate", str(run_dir), *words)[0].splitlines()[-1])
+
+    source, of_player = (), {}
+    if experiment.from_record:
+        player, record = (run_dir.with_name(f"{run_dir.name}-{name}") for name in ("player", "record"))
+        train(seed + PLAYERS_SEED, player, "--record.dir", str(record))
+        of_player = {"player_return_mean": evaluate(player)["return_mean"]}
+        source = ("--source", f"recorded:{record}")
+    train_s = train(seed, run_dir, *origin, *source)
+    evaluation = evaluate(run_dir)
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     curve = [[line["env_steps"], line["episode_return"]] for line in lines if "episode_return" in line]
     return {
@@ -142,6 +161,7 @@ def train_and_evaluate(experiment: Experiment, seed: int, run_dir: pathlib.Path)
         "num_episodes": evaluation["num_episodes"],
         "env_steps": evaluation["env_steps"],
         "train_s": round(train_s, 1),
+        **of_player,
         "curve": curve,
     }
 
@@ -157,6 +177,8 @@ def table(results: list[dict]) -> str:
     for name in dict.fromkeys(result["experiment"] for result in results):
         rows = [result for result in results if result["experiment"] == name]
         returns = ", ".join(f"{row['return_mean']:.2f}" for row in rows)
+        if "player_return_mean" in rows[0]:
+            returns += " (recorded: " + ", ".join(f"{row['player_return_mean']:.2f}" for row in rows) + ")"
         seconds = ", ".join(f"{row['train_s']:.1f}" for row in rows)
         lines.append(f"| {name} | {rows[0]['goal']} | {returns} | {rows[0]['env_steps']:,} | {seconds} |")
     return "\n".join(lines) + "\n"
@@ -212,9 +234,8 @@ def main() -> None:
             if arguments.only and arguments.only not in experiment.name:
                 continue
             for seed in arguments.seeds:
-                result = train_and_evaluate(
-                    experiment, seed, pathlib.Path(scratch) / f"{experiment.name}-{seed}"
-                )
+                run_dir = pathlib.Path(scratch) / f"{experiment.name}-{seed}"
+                result = train_and_evaluate(experiment, seed, run_dir)
                 results.append(result)
                 print(
                     f"{result['experiment']}, seed {seed}: return {result['return_mean']:.3f} "
@@ -227,7 +248,8 @@ def main() -> None:
     record = {"machine": machine, "results": results}
     written.write_text(json.dumps(record, indent=1) + "\n")
     (arguments.out / f"{arguments.group}.md").write_text(table(results))
-    draw(results, arguments.out / f"{arguments.group}.png")
+    if all(result["curve"] for result in results):  # who learns from a record ends no episodes
+        draw(results, arguments.out / f"{arguments.group}.png")
     print(table(results))
 
 

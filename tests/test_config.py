@@ -603,7 +603,7 @@ def test_resume_as_another_agent_is_refused_by_its_name():
 @pytest.mark.parametrize("agent", [VTraceConfig(), R2D2Config()])
 def test_resume_compares_every_key(agent):
     base = dataclasses.replace(BASE, agent=agent)
-    free = {"total_env_steps", "checkpoint", "metrics", "devices", "bridge"}
+    free = {"total_env_steps", "checkpoint", "metrics", "devices", "bridge", "record"}
     free |= {"agent.eval_epsilon", "agent.eval_greedy"}  # only evaluation reads them
     for key in keys(Config, base):
         section, _, name = key.path.rpartition(".")

@@ -21,7 +21,7 @@ from zerocopy_seed.checkpoint import Checkpointer
 from zerocopy_seed.config import R2D2Config
 from zerocopy_seed.config_file import dump_config
 from zerocopy_seed.leaves import tree_sha256
-from zerocopy_seed.loops import train as train_module
+from zerocopy_seed.loops import sources
 from zerocopy_seed.loops.environments import make_environment
 from zerocopy_seed.loops.evaluate import evaluate_run
 from zerocopy_seed.loops.on_device import (
@@ -210,7 +210,7 @@ def test_a_resume_takes_the_replay_that_is_there_whatever_is_saved_next(
     def compile_nothing(*arguments):
         raise Compiled(arguments)
 
-    monkeypatch.setattr(train_module, "_compile", compile_nothing)
+    monkeypatch.setattr(sources, "_compile", compile_nothing)
     with pytest.raises(Compiled) as caught:
         train(config, tmp_path, resume=True)
     (found,) = (argument for argument in caught.value.args[0] if isinstance(argument, TrainState))
@@ -240,19 +240,19 @@ def test_r2d2_trains_without_saving_its_replay_and_goes_on(tmp_path, capsys):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_while_compiling_saves_and_ends(tmp_path, monkeypatch, number):
-    original = train_module._compile
+    original = sources._compile
 
     def compile_and_signal(*arguments):
         os.kill(os.getpid(), number)
         return original(*arguments)
 
     handler = signal.getsignal(number)
-    monkeypatch.setattr(train_module, "_compile", compile_and_signal)
+    monkeypatch.setattr(sources, "_compile", compile_and_signal)
     assert train(CONFIG, tmp_path) == 0
     assert signal.getsignal(number) is handler
     step, state = read_checkpoint(CONFIG, tmp_path)
     assert step == 0 and read_metrics(tmp_path) == []
 
-    monkeypatch.setattr(train_module, "_compile", original)
+    monkeypatch.setattr(sources, "_compile", original)
     assert train(CONFIG, tmp_path, resume=True) == 0
     assert read_checkpoint(CONFIG, tmp_path)[0] >= CONFIG.total_env_steps

@@ -290,6 +290,18 @@ class SourcesConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class RecordConfig:
+    """Whether trajectories are kept on disk, for other runs to learn from (`source`)."""
+
+    dir: str = ""
+    """Directory that they are appended to; empty: nothing is recorded."""
+    max_gb: Horizon = 10.0
+    """GB after which recording ends (training goes on)."""
+    shard_mb: Positive = 64.0
+    """MB of each file, about."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Config:
     """One experiment, whole."""
 
@@ -298,6 +310,8 @@ class Config:
     """Training stops at the first update at or past this many transitions."""
     seed: Seed = 0
     """Everything random follows from it."""
+    source: str = ""
+    """Where unrolls come from: empty: environments; `recorded:DIR`: what runs wrote to their `record.dir`."""
     num_seeds: Count = 1
     """Seeds trained at once, from `seed` on; each is a run of its own (with `sweep`, for each setting)."""
     sweep: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -311,3 +325,4 @@ class Config:
     bridge: BridgeConfig = dataclasses.field(default_factory=BridgeConfig)
     sources: SourcesConfig = dataclasses.field(default_factory=SourcesConfig)
     evaluation: EvaluationConfig = dataclasses.field(default_factory=EvaluationConfig)
+    record: RecordConfig = dataclasses.field(default_factory=RecordConfig)

@@ -30,6 +30,7 @@ def validate(config: Config) -> None:
                 raise UserError(
                     key.path, expected=str(allowed), found=str(value), remedy=_range_remedy(allowed, value)
                 )
+    _validate_record(config)
     if has_members(config):
         _validate_members(config)
         return
@@ -42,6 +43,45 @@ def validate(config: Config) -> None:
         _validate_vtrace(agent, num_envs)
     else:
         _validate_r2d2(agent, config)
+
+
+def _validate_record(config: Config) -> None:
+    if config.record.dir and has_members(config):
+        raise UserError(
+            "record.dir", expected="one run", found="many (num_seeds, sweep)", remedy="record one of them"
+        )
+    if not config.source:
+        return
+    if not recorded_dir(config.source):
+        raise UserError("source", expected="recorded:DIR, or nothing", found=repr(config.source))
+    if isinstance(config.agent, VTraceConfig):
+        raise UserError(
+            f"source = {config.source!r}",
+            expected="an agent that learns from others' experience",
+            found="agent.name = 'vtrace', which learns on-policy",
+            remedy="set agent.name = 'r2d2' (DQN is a setting of it)",
+        )
+    if has_members(config):
+        raise UserError(f"source = {config.source!r}", expected="one run", found="many (num_seeds, sweep)")
+    if config.record.dir:
+        raise UserError(
+            "record.dir",
+            expected=f"nothing with source = {config.source!r}, which plays nothing",
+            found=repr(config.record.dir),
+            remedy='leave it out, or add --record.dir ""',
+        )
+    if config.devices.num_devices > 1:
+        raise UserError(
+            "devices.num_devices",
+            expected=f"1 with source = {config.source!r}",
+            found=str(config.devices.num_devices),
+        )
+
+
+def recorded_dir(source: str) -> str:
+    """The record that `source` names; "" where it names none."""
+    kind, _, directory = source.partition(":")
+    return directory if kind == "recorded" else ""
 
 
 def _validate_members(config: Config) -> None:

@@ -26,6 +26,7 @@ _FREE_ON_RESUME = (
     "metrics",
     "devices",
     "bridge",
+    "record",
     "agent.eval_epsilon",
     "agent.eval_greedy",
 )

@@ -1,4 +1,4 @@
-"""SHA-256 manifests: how a checkpoint shows that it is whole. Imports no JAX.
+"""SHA-256 manifests: how a checkpoint, or a record, shows that it is whole. Imports no JAX.
 
 Orbax restores a flipped byte without a word, so every file of a step is listed with its size and hash in
 `manifest.json`, which also keeps what each item holds (names, dtypes, shapes) and a hash of itself.
@@ -16,7 +16,7 @@ FILE_NAME = "manifest.json"
 
 
 class NotIntact(Exception):
-    """A checkpoint that must not be used; the message names the file and what is wrong with it."""
+    """Files that must not be used; the message names the first one and what is wrong with it."""
 
     def __init__(self, path: Path, reason: str):
         super().__init__(f"{path}: {reason}")
@@ -34,17 +34,13 @@ def write(step_dir: Path, step: int, leaves: dict[str, dict[str, Any]]) -> None:
         item: {
             "leaves": described,
             "files": {
-                name: {"size": path.stat().st_size, "sha256": _file_sha256(path, sync=True)}
+                name: {"size": path.stat().st_size, "sha256": file_sha256(path, sync=True)}
                 for name, path in _files(step_dir / item).items()
             },
         }
         for item, described in leaves.items()
     }
-    body = {"format": 1, "step": step, "items": items}
-    with open(step_dir / FILE_NAME, "w", encoding="utf-8") as file:
-        json.dump({"sha256": _body_sha256(body), "body": body}, file)
-        file.flush()
-        os.fsync(file.fileno())
+    write_hashed(step_dir / FILE_NAME, {"format": 1, "step": step, "items": items})
     for directory in (step_dir, *(path for path in step_dir.rglob("*") if path.is_dir())):
         sync_directory(directory)
 
@@ -52,17 +48,7 @@ def write(step_dir: Path, step: int, leaves: dict[str, dict[str, Any]]) -> None:
 def read(step_dir: Path, step: int) -> dict[str, Any]:
     """The manifest's items: item -> {"leaves", "files"}; `NotIntact` if missing, damaged, or misplaced."""
     path = step_dir / FILE_NAME
-    try:
-        content = json.loads(path.read_bytes())
-        body = content["body"]
-        if content["sha256"] != _body_sha256(body):
-            raise NotIntact(path, "the manifest does not match its own SHA-256")
-    except FileNotFoundError:
-        raise NotIntact(path, "missing") from None
-    except OSError as error:
-        raise NotIntact(path, f"unreadable ({error.strerror})") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise NotIntact(path, "the manifest is damaged") from error
+    body = read_hashed(path)
     if body["step"] != step:
         raise NotIntact(path, f"belongs to step {body['step']}, not to {step}")
     return body["items"]
@@ -81,10 +67,43 @@ def verify(item_dir: Path, files: dict[str, dict[str, Any]]) -> None:
         try:
             if (size := path.stat().st_size) != recorded["size"]:
                 raise NotIntact(path, f"{size} bytes, the manifest says {recorded['size']}")
-            if _file_sha256(path) != recorded["sha256"]:
+            if file_sha256(path) != recorded["sha256"]:
                 raise NotIntact(path, "does not match the manifest's SHA-256")
         except OSError as error:
             raise NotIntact(path, f"unreadable ({error.strerror})") from error
+
+
+def write_hashed(path: Path, body: dict[str, Any]) -> None:
+    """Writes `body` as JSON beside its SHA-256, and sees the file onto the disk."""
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump({"sha256": _body_sha256(body), "body": body}, file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_hashed(path: Path) -> dict[str, Any]:
+    """What `write_hashed` wrote; `NotIntact` if it is missing, unreadable or not what its SHA-256 says."""
+    try:
+        content = json.loads(path.read_bytes())
+        body = content["body"]
+        if content["sha256"] != _body_sha256(body):
+            raise NotIntact(path, "the manifest does not match its own SHA-256")
+    except FileNotFoundError:
+        raise NotIntact(path, "missing") from None
+    except OSError as error:
+        raise NotIntact(path, f"unreadable ({error.strerror})") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise NotIntact(path, "the manifest is damaged") from error
+    return body
+
+
+def file_sha256(path: Path, *, sync: bool = False) -> str:
+    """SHA-256, in hex, of a file; with `sync` it is on the disk afterwards."""
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if sync:
+            os.fsync(file.fileno())
+    return digest
 
 
 def sync_directory(directory: Path) -> None:
@@ -99,14 +118,6 @@ def sync_directory(directory: Path) -> None:
 def _files(item_dir: Path) -> dict[str, Path]:
     paths = sorted(path for path in item_dir.rglob("*") if not path.is_dir())
     return {path.relative_to(item_dir).as_posix(): path for path in paths}
-
-
-def _file_sha256(path: Path, *, sync: bool = False) -> str:
-    with open(path, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if sync:
-            os.fsync(file.fileno())
-    return digest
 
 
 def _body_sha256(body: dict[str, Any]) -> str:

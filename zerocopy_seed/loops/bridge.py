@@ -10,12 +10,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from zerocopy_envs.types import EnvironmentSpec
 from zerocopy_seed.config import Config
 from zerocopy_seed.keys import Stream, stream_key
 from zerocopy_seed.loops.on_device import Program, TrainState, Window, make_window
 from zerocopy_seed.loops.record import DISPATCH_S
+from zerocopy_seed.loops.recording import Recording
 from zerocopy_seed.loops.serving import compile_store, make_engine, serve_actors
 from zerocopy_seed.loops.signals import StopRequest, hearing_signals
 from zerocopy_seed.ops import summation
@@ -36,6 +38,7 @@ def bridge_program(
     state: TrainState,
     run_dir: pathlib.Path,
     stop: StopRequest,
+    recording: Recording | None,
     *,
     say: Callable[[str], None],
     warn: Callable[[str], None],
@@ -49,6 +52,7 @@ def bridge_program(
       state: what the run begins with.
       run_dir: keeps the run's identity and address, for resumed runs.
       stop: ends a dispatch early.
+      recording: keeps what is learned from.
       say: shows a line.
       warn: shows a line of something that is wrong.
 
@@ -68,6 +72,9 @@ def bridge_program(
                 taken = actors.take(ends_at - now)
                 if taken is None:
                     continue
+                if recording is not None:  # a copy, since the next trajectory is written over it
+                    played = jax.tree.map(lambda leaf: np.array(leaf)[None], taken.trajectory)
+                    recording.add(played, 1, is_due=taken.is_due)
                 if not taken.is_due:
                     learner = store(learner, taken.trajectory)
                     continue

@@ -208,7 +208,7 @@ class Evaluation:
 def evaluate_while_training(
     config: Config,
     agent: Agent,
-    environment: Vectorized | HostEnvironments,
+    environment: Vectorized | HostEnvironments | None,
     learner: LearnerState,
     run_dir: pathlib.Path,
     *,
@@ -219,12 +219,12 @@ def evaluate_while_training(
     Args:
       config: the experiment.
       agent: whose state it is.
-      environment: what is played.
+      environment: what is played; None where there is none.
       learner: where the run begins, or is resumed.
       run_dir: of the run, whose metrics tell what was best before.
       warn: shows a line of something that is wrong.
     """
-    if config.evaluation.every_env_steps == math.inf:
+    if environment is None or config.evaluation.every_env_steps == math.inf:
         yield None
         return
     with contextlib.ExitStack() as stack:

@@ -23,10 +23,10 @@ from zerocopy_seed.episodes import (
 )
 from zerocopy_seed.keys import Stream, slot_keys, stream_key
 from zerocopy_seed.ops import summation
-from zerocopy_seed.ops.collectives import device_index, sum_over_devices
+from zerocopy_seed.ops.collectives import device_index, local_copy, sum_over_devices
 from zerocopy_seed.ops.summation import CompensatedSum
 from zerocopy_seed.rollout import ActorState, begin, unroll
-from zerocopy_seed.types import Agent, Array, LearnerState, Mode
+from zerocopy_seed.types import Agent, Array, LearnerState, Mode, Trajectory
 
 DATA_AXIS = "data"
 
@@ -71,7 +71,9 @@ class Program(NamedTuple):
     failure: Callable[[], str] = str
 
 
-Update = Callable[[TrainState], tuple[TrainState, dict[str, Array], tuple[Array, Array, Array]]]
+Counts = tuple[Array, Array, Array]  # of `sum_episodes`
+Update = Callable[[TrainState], tuple[TrainState, dict[str, Array], Counts]]
+PlayedUpdate = Callable[[TrainState], tuple[TrainState, dict[str, Array], Counts, Trajectory]]
 
 
 def init_train_state(agent: Agent, environment: Vectorized, seed: Array | int, num_envs: int) -> TrainState:
@@ -94,6 +96,19 @@ def make_update(
 
     Pure and unjitted: it runs under jit, vmap over seeds, and `shard_map` with slots spread over `axis_name`.
     """
+    play_and_learn = make_played_update(agent, environment, unroll_length, axis_name=axis_name)
+
+    def update(state: TrainState):
+        state, metrics, counted, _ = play_and_learn(state)
+        return state, metrics, counted
+
+    return update
+
+
+def make_played_update(
+    agent: Agent, environment: Vectorized, unroll_length: int, *, axis_name: str | None = None
+) -> PlayedUpdate:
+    """`make_update`'s function, which also gives the trajectory that was played and learned from."""
 
     def update(state: TrainState):
         num_local = state.episodes.length.shape[0]
@@ -110,7 +125,7 @@ def make_update(
         tracker, finished = track_episodes(state.episodes, trajectory.timestep)
         learner, metrics = agent.learn(state.learner, trajectory)
         counted = sum_over_devices(sum_episodes(finished), axis_name)
-        return TrainState(learner, actor, tracker), metrics, counted
+        return TrainState(learner, actor, tracker), metrics, counted, trajectory
 
     return update
 
@@ -138,11 +153,49 @@ def make_dispatch(
     def one_update(_, carry: tuple[TrainState, Window]) -> tuple[TrainState, Window]:
         state, window = carry
         state, metrics, counted = update(state)
-        sums = summation.add(window.metric_sums, jnp.stack([metrics[name] for name in metric_names]))
-        return state, Window(sums, window.num_updates + 1, add_episodes(window.episodes, counted))
+        return state, _add_to_window(window, metrics, counted, metric_names)
 
     def dispatch(state: TrainState, window: Window, num_updates: Array) -> tuple[TrainState, Window]:
         return lax.fori_loop(0, num_updates, one_update, (state, window))
+
+    return dispatch
+
+
+def _add_to_window(
+    window: Window, metrics: dict[str, Array], counted: Counts, metric_names: Sequence[str]
+) -> Window:
+    sums = summation.add(window.metric_sums, jnp.stack([metrics[name] for name in metric_names]))
+    return Window(sums, window.num_updates + 1, add_episodes(window.episodes, counted))
+
+
+def make_recorded_dispatch(
+    played_update: PlayedUpdate,
+    metric_names: Sequence[str],
+    most: int,
+    *,
+    axis_name: str | None = None,
+) -> Callable[[TrainState, Window, Array], tuple[TrainState, Window, Trajectory]]:
+    """`make_dispatch`'s function, which also gives the trajectories, [most, ...]; what is past them is zeros.
+
+    Args:
+      played_update: of `make_played_update`.
+      metric_names: in a window's order.
+      most: how many updates it can make.
+      axis_name: mesh axis over which slots are spread, inside `shard_map`.
+    """
+
+    def dispatch(state: TrainState, window: Window, num_updates: Array):
+        *_, types = jax.eval_shape(played_update, state)
+        played = jax.tree.map(lambda leaf: jnp.zeros((most, *leaf.shape), leaf.dtype), types)
+
+        def one_update(row: Array, carry: tuple[TrainState, Window, Trajectory]):
+            state, window, played = carry
+            state, metrics, counted, trajectory = played_update(state)
+            played = jax.tree.map(lambda rows, new: rows.at[row].set(new), played, trajectory)
+            return state, _add_to_window(window, metrics, counted, metric_names), played
+
+        carry = state, window, local_copy(played, axis_name)
+        return lax.fori_loop(0, num_updates, one_update, carry)
 
     return dispatch
 
@@ -166,8 +219,25 @@ def spread_types(types: Any, mesh: Mesh) -> Any:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), types)
 
 
-def shard_dispatch(dispatch: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
-    """`make_dispatch`'s function over `mesh`: every device runs its own slots, gradients are summed."""
-    return jax.shard_map(
-        dispatch, mesh=mesh, in_specs=(_STATE_SPECS, P(), P()), out_specs=(_STATE_SPECS, P())
-    )
+_PLAYED_SPECS: Any = Trajectory(
+    timestep=P(None, None, DATA_AXIS),  # type: ignore[arg-type]
+    action=P(None, None, DATA_AXIS),
+    actor_output=P(None, None, DATA_AXIS),
+    recurrent=P(None, DATA_AXIS),  # type: ignore[arg-type]
+    slot=P(None, DATA_AXIS),
+    continues=P(None, DATA_AXIS),
+)
+
+
+def shard_dispatch(
+    dispatch: Callable[..., Any], mesh: Mesh, *, is_recorded: bool = False
+) -> Callable[..., Any]:
+    """`make_dispatch`'s function over `mesh`: every device runs its own slots, gradients are summed.
+
+    Args:
+      dispatch: that function, or with `is_recorded` that of `make_recorded_dispatch`.
+      mesh: over which slots are spread.
+      is_recorded: whether it also gives trajectories.
+    """
+    out_specs = (_STATE_SPECS, P(), _PLAYED_SPECS) if is_recorded else (_STATE_SPECS, P())
+    return jax.shard_map(dispatch, mesh=mesh, in_specs=(_STATE_SPECS, P(), P()), out_specs=out_specs)

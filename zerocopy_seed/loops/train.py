@@ -10,52 +10,36 @@ import time
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
 from zerocopy_envs.errors import UserError
-from zerocopy_envs.wrappers import Vectorized
-from zerocopy_seed.agents import make_agent
 from zerocopy_seed.checkpoint import Checkpointer
 from zerocopy_seed.config import Config
-from zerocopy_seed.config_sources import is_mixed, num_on_device
 from zerocopy_seed.config_sweep import has_members
-from zerocopy_seed.loops.bridge import bridge_program, init_learner
 from zerocopy_seed.loops.compile_cache import use_compile_cache
-from zerocopy_seed.loops.compiling import compile_once, make_mesh
+from zerocopy_seed.loops.compiling import compile_once
 from zerocopy_seed.loops.console import complain, draw, say
-from zerocopy_seed.loops.environments import HostEnvironments, find_environment
 from zerocopy_seed.loops.evaluation import Evaluation, evaluate_while_training
 from zerocopy_seed.loops.memory import check_memory
-from zerocopy_seed.loops.mixed import check_actors_environment, mixed_program
 from zerocopy_seed.loops.on_device import (
-    DATA_AXIS,
     Program,
     TrainState,
-    init_train_state,
-    make_dispatch,
-    make_update,
     make_window,
-    metric_names,
-    shard_dispatch,
-    shard_train_state,
     spread_types,
 )
 from zerocopy_seed.loops.origin import load_origin
 from zerocopy_seed.loops.record import DISPATCH_S, RunRecord, metrics_row
+from zerocopy_seed.loops.recording import check_recording, make_description, open_recording
 from zerocopy_seed.loops.run_checkpoint import CHECKPOINTS, empty_replay, restore_train_state, saves_replay
 from zerocopy_seed.loops.run_dir import check_run_dir, make_run_dir, write_config
 from zerocopy_seed.loops.run_lock import lock_run_dir
-from zerocopy_seed.loops.serving import act_synchronously, table_types
-from zerocopy_seed.loops.signals import StopRequest, hearing_signals
+from zerocopy_seed.loops.signals import StopRequest
+from zerocopy_seed.loops.sources import choose_source
 from zerocopy_seed.loops.train_members import train_members
 from zerocopy_seed.metrics import MetricsWriter
 from zerocopy_seed.ops.counters import as_int
 from zerocopy_seed.plotting import plot_learning_curve
 from zerocopy_seed.progress import Progress
-from zerocopy_seed.remote.addresses import parse_address, require_free
-from zerocopy_seed.types import Agent
 
 
 def train(
@@ -94,51 +78,20 @@ def _train(
         if init_from is not None:
             raise UserError("--init-from", expected="one run", found="many seeds or settings at once")
         return train_members(config, run_dir, resume, stop)
-    in_actors, mixed = config.env.place == "actors", is_mixed(config)
-    if in_actors or mixed:
-        act_synchronously()
-    environment = find_environment(config.env)
-    on_device = environment if isinstance(environment, Vectorized) and not in_actors else None
-    if on_device is None:
-        act_synchronously()
-        _check_bridge(config, environment)
-    num_envs = config.env.num_envs
-    if mixed:
-        if on_device is None:
-            raise UserError(
-                "sources.device",
-                expected="0 of an environment that steps on the host",
-                found=f"{config.sources.device:g} of {config.env.name}",
-                remedy="name a JAX environment in env.name, and this one in sources.actors_env",
-            )
-        _check_bridge(config, check_actors_environment(config, on_device))
-        num_envs = num_on_device(config)
-    spec = environment.spec
-    agent = make_agent(
-        config.agent,
-        config.network,
-        spec,
-        num_slots=config.env.num_envs,
-        num_on_device=num_envs if mixed else None,
-    )
-    mesh = make_mesh(config.devices.num_devices)
+    source = choose_source(config)
+    agent, mesh = source.agent, source.mesh
+    description = make_description(config, agent, source.spec) if config.record.dir else None
+    if description is not None:
+        check_recording(config.record, description)
     check_run_dir(config, run_dir, resume)
     use_compile_cache()
 
-    def init() -> TrainState:
-        if on_device is None:
-            return init_learner(agent, config.seed)
-        return init_train_state(agent, on_device, config.seed, num_envs)
-
     def init_without_replay() -> TrainState:
-        return _with_replay(init(), ())
+        return _with_replay(source.init(), ())
 
-    state_types = jax.eval_shape(init)  # traced before anything is written: what does not fit is refused here
-    in_memory = state_types
-    if on_device is None or mixed:
-        num_slots = config.env.num_envs - (num_envs if mixed else 0)
-        tables = table_types(config, agent, spec, state_types.learner, num_slots=num_slots)
-        in_memory = state_types._replace(actor=(state_types.actor, tables))
+    # traced before anything is written: what does not fit is refused here
+    state_types = jax.eval_shape(source.init)
+    in_memory = state_types._replace(actor=(state_types.actor, source.besides(state_types)))
     devices = jax.devices()[: config.devices.num_devices]
     # whether a replay is saved is asked only of one that fits
     check_memory(config, in_memory, devices, save_replay=config.checkpoint.replay is True)
@@ -179,16 +132,10 @@ def _train(
                 say(f"parameters of {init_from} at {origin.env_steps:,} env_steps")
                 state = state._replace(learner=agent.begin_from(state.learner, origin.params))
         with contextlib.ExitStack() as stack:
-            if on_device is None:
-                program = stack.enter_context(
-                    bridge_program(config, agent, spec, state, run_dir, stop, say=say, warn=complain)
-                )
-            elif mixed:
-                program = stack.enter_context(
-                    mixed_program(config, agent, on_device, state, run_dir, stop, say=say, warn=complain)
-                )
-            else:
-                program, state = _compile(config, on_device, agent, state, mesh)
+            recording = None
+            if description is not None:
+                recording = stack.enter_context(open_recording(config.record, description))
+            program, state = stack.enter_context(source.program(state, run_dir, stop, recording))
             compile_s = time.perf_counter() - began
             metrics = stack.enter_context(
                 MetricsWriter(
@@ -212,7 +159,9 @@ def _train(
                 save_replay=save_replay,
             )
             evaluation = stack.enter_context(
-                evaluate_while_training(config, agent, environment, state.learner, run_dir, warn=complain)
+                evaluate_while_training(
+                    config, agent, source.environment, state.learner, run_dir, warn=complain
+                )
             )
             state = _loop(program, state, record, evaluation, progress, stop)
             progress.close()
@@ -227,47 +176,6 @@ def _train(
     say(f"saved {run_dir} at {record.env_steps:,} env_steps")
     draw(plot_learning_curve, run_dir, run_dir / "learning_curve.png")
     return 1 if failure else 0
-
-
-def _check_bridge(config: Config, environment: Vectorized | HostEnvironments) -> None:
-    require_free(parse_address(config.bridge.address, to_listen=True))
-    if config.devices.num_devices > 1:
-        raise UserError(
-            "devices.num_devices",
-            expected="1 where environments are in actors",
-            found=str(config.devices.num_devices),
-        )
-    if isinstance(environment, HostEnvironments) and environment.owns_loop and config.bridge.local_actors:
-        raise UserError(
-            "bridge.local_actors",
-            expected=f"0, since {config.env.name} is the spec of a simulator that joins by itself",
-            found=str(config.bridge.local_actors),
-            remedy="add --bridge.local-actors 0",
-        )
-
-
-def _compile(
-    config: Config, environment: Vectorized, agent: Agent, state: TrainState, mesh: Mesh | None
-) -> tuple[Program, TrainState]:
-    """The program, and the state laid out as it wants it."""
-    unroll_length = config.agent.unroll_length
-    update = make_update(agent, environment, unroll_length)
-    names = metric_names(update, state)
-    dispatch = make_dispatch(update, names)
-    if mesh is not None:
-        sharded_agent = make_agent(
-            config.agent,
-            config.network,
-            environment.spec,
-            num_slots=config.env.num_envs,
-            axis_name=DATA_AXIS,
-        )
-        update = make_update(sharded_agent, environment, unroll_length, axis_name=DATA_AXIS)
-        dispatch = shard_dispatch(make_dispatch(update, names), mesh)
-        state = shard_train_state(state, mesh)
-    window = make_window(len(names))
-    lowered = jax.jit(dispatch, donate_argnums=(0, 1)).lower(state, window, jnp.int32(1))
-    return Program(agent, hearing_signals(lowered.compile), names), state
 
 
 def _loop(

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from small_runs import CATCH, LSTM
+from small_runs import CATCH, LSTM, MLP
 
 from zerocopy_envs import registry
 from zerocopy_envs.errors import UserError
@@ -30,7 +30,6 @@ PLAYED = dataclasses.replace(
     CATCH,
     agent=R2D2Config(
         unroll_length=5,
-        burn_in=5,
         sequence_length=5,
         period=5,
         batch_size=4,
@@ -39,8 +38,8 @@ PLAYED = dataclasses.replace(
         target_update_period=3,
         learning_rate=1e-2,
     ),
-    network=LSTM,
 )
+RECURRENT = dataclasses.replace(PLAYED, agent=dataclasses.replace(PLAYED.agent, burn_in=5), network=LSTM)
 
 
 def learned_from(record, config=PLAYED, **changes):
@@ -78,8 +77,27 @@ def learned(played):
 
 
 def test_the_learner_cannot_tell_a_record_from_the_environment(played, learned):
-    # The same replay, priorities, parameters, optimiser, counters and key.
-    expected, found = read_state(PLAYED, played).learner, read_state(learned_from("x"), learned).learner
+    assert_same_learner(PLAYED, played, learned)
+
+
+@pytest.mark.slow
+def test_stored_states_of_the_core_come_from_the_record(tmp_path):
+    record = tmp_path / "record"
+    played, learned = tmp_path / "played", tmp_path / "learned"
+    assert train(dataclasses.replace(RECURRENT, record=RecordConfig(str(record))), played) == 0
+    assert train(learned_from(record, RECURRENT), learned) == 0
+    assert_same_learner(RECURRENT, played, learned)
+    assert any(
+        np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(read_state(RECURRENT, played).learner.replay.core)
+    )
+
+
+def assert_same_learner(config, played, learned):
+    """The same replay, priorities, parameters, optimiser, counters and key."""
+    expected, found = (
+        read_state(config, played).learner,
+        read_state(learned_from("x", config), learned).learner,
+    )
     assert jax.tree.structure(found) == jax.tree.structure(expected)
     for (path, leaf), other in zip(
         jax.tree_util.tree_leaves_with_path(expected), jax.tree.leaves(found), strict=True
@@ -101,20 +119,23 @@ def test_recording_changes_nothing(played, tmp_path):
     ]
 
 
-def test_it_is_a_run_like_any_other_but_for_the_environment(played, learned, monkeypatch):
+def test_it_is_a_run_like_any_other(played, learned):
     assert load_run_config(learned).source == f"recorded:{played / 'record'}"
     rows = read_metrics(learned)
     assert rows[-1]["env_steps"] == read_metrics(played)[-1]["env_steps"]
     assert rows[-1]["record_epochs"] == 1.0
     assert {"loss", "grad_norm", "replay_sequences"} <= rows[-1].keys()
+    assert train(load_run_config(learned), learned, resume=True) == 0  # nothing to do
     assert evaluate_run(learned, num_episodes=2).params_sha256
 
+
+@pytest.mark.slow
+def test_no_environment_is_made_and_a_resume_goes_on_in_the_record(played, learned, monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("an environment was made")
 
     monkeypatch.setattr(registry, "make", refuse)
-    total = rows[-1]["env_steps"]
-    assert train(load_run_config(learned), learned, resume=True) == 0  # nothing to do
+    total = read_metrics(learned)[-1]["env_steps"]
     # Over the record's end, as one run and as two.
     config = learned_from(played / "record", total_env_steps=2 * total)
     straight, stopped = learned.parent / "straight", learned.parent / "stopped"
@@ -152,7 +173,8 @@ def test_the_record_holds_what_was_played(played):
     assert num_steps == read_metrics(played)[-1]["env_steps"]
 
 
-def test_a_second_run_is_appended(played, tmp_path, capsys):
+@pytest.mark.slow  # what the writer does then is in the default run
+def test_a_second_run_is_appended(played, tmp_path):
     first = RecordReader(played / "record").index.num_rounds
     config = dataclasses.replace(
         PLAYED, seed=1, total_env_steps=40, record=RecordConfig(str(played.parent / "twice"))
@@ -168,6 +190,7 @@ def test_a_second_run_is_appended(played, tmp_path, capsys):
     assert np.flatnonzero(gaps).tolist() == [0, index.shards[0].num_rounds]
 
 
+@pytest.mark.slow  # likewise
 def test_a_full_disk_does_not_end_a_run(played, tmp_path, monkeypatch, capsys):
     def full(file, **_):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -194,8 +217,8 @@ def test_a_full_disk_does_not_end_a_run(played, tmp_path, monkeypatch, capsys):
         (["--env.name", "gymnax:CartPole-v1"], "env.name: expected 'zerocopy:Catch', as in record DIR"),
         (["--env.settings.rows", "5"], "env.settings: expected {'rows': 4, 'columns': 3}"),
         (
-            ["--network.core-size", "8"],
-            "trajectory.recurrent.core[0]: expected float32 (4, 4), as in record DIR",
+            ["--network.frame-stack", "2"],
+            "trajectory.recurrent.frames: expected no such array, as in record DIR",
         ),
         (["--record.dir", "more"], "record.dir: expected nothing with source = 'recorded:DIR'"),
         (["--num-seeds", "2"], "source = 'recorded:DIR': expected one run, found many"),
@@ -235,8 +258,8 @@ def test_v_trace_is_refused(played, tmp_path, capsys):
     "changes, message",
     [
         (
-            {"network": dataclasses.replace(LSTM, core_size=8)},
-            r"trajectory.recurrent.core\[0\]: expected float32",
+            {"network": dataclasses.replace(MLP, core="gru")},
+            "trajectory.recurrent.core: expected no such array",
         ),
         ({"agent": CATCH.agent}, "agent.name: expected 'r2d2', as in .*, found 'vtrace'"),
     ],
@@ -251,7 +274,10 @@ def test_a_record_that_does_not_fit_is_not_appended_to(played, tmp_path, changes
     assert not (tmp_path / "run").exists()
 
 
-def test_a_shard_that_breaks_during_training_ends_it_with_a_checkpoint(played, tmp_path, monkeypatch, capsys):
+@pytest.mark.slow
+def test_a_shard_that_breaks_during_training_ends_it_with_a_checkpoint(
+    played, learned, tmp_path, monkeypatch, capsys
+):
     read, calls = RecordReader.read, []
 
     def breaks(self, place):
@@ -268,9 +294,7 @@ def test_a_shard_that_breaks_during_training_ends_it_with_a_checkpoint(played, t
     assert int(place.round) == 7
     monkeypatch.undo()
     assert train(config, tmp_path, resume=True) == 0
-    assert tree_sha256(read_state(config, tmp_path)) == tree_sha256(
-        read_state(config, played.parent / "learned")
-    )
+    assert tree_sha256(read_state(config, tmp_path)) == tree_sha256(read_state(config, learned))
 
 
 @pytest.mark.slow

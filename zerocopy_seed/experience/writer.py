@@ -47,6 +47,7 @@ class RecordWriter:
 
     Raises:
       UserError: the directory holds something else, or a record that does not fit.
+      OSError: a new record cannot be begun.
     """
 
     def __init__(
@@ -59,7 +60,8 @@ class RecordWriter:
         warn: Callable[[str], None] = warnings.warn,
     ):
         self._directory, self._warn = directory, warn
-        self._index = open_index(directory) or Index(description)
+        found = open_index(directory)
+        self._index = found or Index(description)
         check_fits(str(directory), description, self._index.description)
         self._rounds_per_shard = max(1, int(min(shard_bytes, max_bytes) // description.round_bytes))
         self._max_bytes = max_bytes
@@ -68,8 +70,9 @@ class RecordWriter:
         self._num_held = 0
         self._is_gap, self._is_full, self._has_warned = True, False, False
         self._queue: queue.Queue[tuple[Mapping[str, Any], np.ndarray] | None] = queue.Queue(_WAITING)
-        directory.mkdir(parents=True, exist_ok=True)
-        write_index(directory, self._index)
+        if found is None:
+            directory.mkdir(parents=True, exist_ok=True)
+            write_index(directory, self._index)
         self._thread = threading.Thread(name="record", target=self._run)
         self._thread.start()
 

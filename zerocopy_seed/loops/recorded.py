@@ -17,6 +17,7 @@ from zerocopy_seed.config_checks import recorded_dir
 from zerocopy_seed.experience import Place, RecordReader, check_fits
 from zerocopy_seed.experience.index import as_json
 from zerocopy_seed.keys import Stream, stream_key
+from zerocopy_seed.loops.console import say
 from zerocopy_seed.loops.on_device import Program, TrainState, Window, make_window
 from zerocopy_seed.loops.recording import make_description, trajectory_types
 from zerocopy_seed.loops.signals import hearing_signals
@@ -88,6 +89,7 @@ def recorded_program(
     place, failed = _place(state), ""
     with reader:
         reader.read(place)
+        say(f"learning from {reader.index.num_rounds:,} unrolls of every slot in {reader.directory}")
         learn, store, names = hearing_signals(lambda: _compile(agent, state.learner, types))
 
         def dispatch(state: TrainState, window: Window, num_updates: Any) -> tuple[TrainState, Window]:

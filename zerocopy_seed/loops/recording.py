@@ -19,7 +19,7 @@ from zerocopy_seed.experience import Description, RecordWriter, check_fits, open
 from zerocopy_seed.experience.index import as_json, plain_spec
 from zerocopy_seed.keys import Stream, slot_keys, stream_key
 from zerocopy_seed.leaves import describe, named_leaves
-from zerocopy_seed.loops.console import complain
+from zerocopy_seed.loops.console import complain, say
 from zerocopy_seed.loops.on_device import TrainState, Window
 from zerocopy_seed.loops.run_lock import lock_directory
 from zerocopy_seed.types import Agent, Mode, Trajectory
@@ -134,22 +134,25 @@ def open_recording(config: RecordConfig, description: Description) -> Iterator[R
       UserError: as `check_recording`; the directory cannot be made, or another process records there.
     """
     directory, subject = pathlib.Path(config.dir), f"record.dir = {config.dir!r}"
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            subject,
-            expected="a directory that can be made or written",
-            found=error.strerror or str(error),
-        ) from error
-    with (
-        lock_directory(directory, subject, "records", "recording"),
-        RecordWriter(
-            directory,
-            description,
-            max_bytes=1e9 * config.max_gb,
-            shard_bytes=1e6 * config.shard_mb,
-            warn=complain,
-        ) as writer,
-    ):
+    with contextlib.ExitStack() as stack:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(lock_directory(directory, subject, "records", "recording"))
+            writer = stack.enter_context(
+                RecordWriter(
+                    directory,
+                    description,
+                    max_bytes=1e9 * config.max_gb,
+                    shard_bytes=1e6 * config.shard_mb,
+                    warn=complain,
+                )
+            )
+        except OSError as error:
+            raise UserError(
+                subject,
+                expected="a directory that can be made and written",
+                found=error.strerror or str(error),
+            ) from error
+        if writer.num_rounds:
+            say(f"recording behind the {writer.num_rounds:,} unrolls of every slot that are in {config.dir}")
         yield Recording(writer, description)

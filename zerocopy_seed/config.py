@@ -187,7 +187,7 @@ class NetworkConfig:
     """`default`, or `package.module:Class` of your own (then only `settings` and `frame_stack` apply)."""
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Keyword arguments of your own class."""
-    torso: Literal["mlp", "minatar_conv", "nature_conv", "impala_resnet"] = "mlp"
+    torso: Literal["mlp", "minatar_conv", "nature_conv", "halving_conv", "impala_resnet"] = "mlp"
     """What turns an observation into features."""
     torso_channels: tuple[Count, ...] = ()
     """Channels of its convolutions or residual sections, fewer to leave out the last; none: the paper's."""

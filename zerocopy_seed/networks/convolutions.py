@@ -31,6 +31,8 @@ _LAYERS = {
     "minatar_conv": (ConvLayer(16, 3, 1),),
     # Mnih et al. 2015, doi:10.1038/nature14236, methods.
     "nature_conv": (ConvLayer(32, 8, 4), ConvLayer(64, 4, 2), ConvLayer(64, 3, 1)),
+    # For pictures of about 42 x 42, where Nature's first layer would leave 9 x 9 places: each halves them.
+    "halving_conv": (ConvLayer(16, 4, 2), ConvLayer(32, 4, 2), ConvLayer(32, 3, 2)),
 }
 _IMPALA_SECTIONS = (16, 32, 32)  # arXiv:1802.01561, fig. 3
 

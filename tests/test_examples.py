@@ -7,10 +7,11 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import nbclient
+import nbformat
 import numpy as np
 import pytest
 
-from examples import own_agent
 from examples.own_environment import FindExit, State
 from zerocopy_envs import StepType
 from zerocopy_envs.testing import check_environment
@@ -27,13 +28,15 @@ def _importable(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "envs")]))
 
 
-def train(config: str, run_dir: pathlib.Path, *flags: str) -> str:
-    """The first line of `evaluate` after `zerocopy-seed train`."""
-    command = [sys.executable, "-m", "zerocopy_seed.cli"]
-    config = str(ROOT / "configs" / config)
-    subprocess.run([*command, "train", config, "--run-dir", str(run_dir), *flags], check=True)
-    evaluate = [*command, "evaluate", str(run_dir)]
-    return subprocess.run(evaluate, check=True, stdout=subprocess.PIPE, text=True).stdout
+def run(*words: str) -> str:
+    return subprocess.run([sys.executable, *words], check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def trained_return(run_dir: pathlib.Path, config: str, *flags: str) -> float:
+    """What `zerocopy-seed train` and then `evaluate` come to."""
+    command = "-m", "zerocopy_seed.cli"
+    run(*command, "train", str(ROOT / "configs" / config), "--run-dir", str(run_dir), *flags)
+    return mean_return(run(*command, "evaluate", str(run_dir)))
 
 
 def mean_return(printed: str) -> float:
@@ -69,7 +72,8 @@ def test_the_network_remembers_until_an_episode_begins():
     generator = np.random.default_rng(0)
     observation = generator.random((3, 2, 2, 2, 2), np.float32)
     first = np.array([[True, False], [False, True], [False, False]])
-    inputs = NetworkInput(observation, np.full((3, 2), -1), np.zeros((3, 2), np.float32), first)
+    actions, rewards = jnp.full((3, 2), -1), jnp.zeros((3, 2))
+    inputs = NetworkInput(observation, actions, rewards, jnp.asarray(first))
     core = jnp.full((2, 3), 0.5)
     shapes = jax.eval_shape(lambda: network.init(jax.random.key(0, impl="threefry2x32"), inputs, core))
     variables = jax.tree.map(lambda leaf: generator.standard_normal(leaf.shape, np.float32), shapes)
@@ -86,27 +90,35 @@ def test_the_network_remembers_until_an_episode_begins():
 
 @pytest.mark.slow
 def test_the_agent_learns_catch():
-    result = own_agent.main(num_updates=300)
-    assert len(result.returns) == 128 and result.returns.mean() > 0.8
+    printed = run(str(EXAMPLES / "own_agent.py"))
+    assert printed.startswith("128 episodes: ") and mean_return(printed) > 0.8
 
 
 @pytest.mark.slow
-def test_the_environment_is_learned(tmp_path):
+def test_the_environment_is_checked_and_learned(tmp_path):
+    assert run(str(EXAMPLES / "own_environment.py")) == "it keeps the contract\n"
     flags = "--env.name", "examples.own_environment:FindExit", "--total-env-steps", "200_000"
-    assert mean_return(train("vtrace_catch.toml", tmp_path / "run", *flags)) > 0.9
+    assert trained_return(tmp_path / "run", "vtrace_catch.toml", *flags) > 0.9
 
 
 @pytest.mark.slow
 def test_the_network_solves_what_takes_memory(tmp_path):
     flags = "--network.name", "examples.own_network:MinGRU", "--total-env-steps", "300_000"
-    assert mean_return(train("vtrace_memory_chain.toml", tmp_path / "run", *flags)) > 0.9
+    assert trained_return(tmp_path / "run", "vtrace_memory_chain.toml", *flags) > 0.9
 
 
 @pytest.mark.slow
-def test_programs_run_from_the_shell():
-    for name, printed in (("own_environment.py", "keeps the contract"), ("own_agent.py", "128 episodes: ")):
-        command = [sys.executable, str(EXAMPLES / name)]
-        assert printed in subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+def test_the_notebook_trains_plots_evaluates_and_shows_an_episode(tmp_path, monkeypatch):
+    for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "TMPDIR"):
+        monkeypatch.setenv(name, str(tmp_path))
+    notebook = nbformat.read(EXAMPLES / "first_run.ipynb", as_version=4)
+    assert not any(cell.get("outputs") for cell in notebook.cells), "clear its outputs"
+    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": tmp_path}}).execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    pictures = [kind for output in outputs for kind in output.get("data", ()) if kind.startswith("image/")]
+    assert pictures == ["image/png", "image/gif"]
+    printed = "".join(output["text"] for output in outputs if output.output_type == "stream")
+    assert mean_return(printed) > 0.9 and "128 episodes" in printed
 
 
 def test_they_are_short():

@@ -46,7 +46,7 @@ def calls(stand_in):
     """Arguments with which `train` was called."""
     seen = []
 
-    def train(config, run_dir, *, resume, stop):
+    def train(config, run_dir, *, resume, init_from, stop):
         seen.append((config, run_dir, resume))
         return 0
 
@@ -104,7 +104,7 @@ def test_train_help_shows_every_key_with_its_default(capsys):
         assert key.doc in words
     assert "--agent.learning-rate FLOAT Step size at the start. (default: 0.001)" in words
     assert re.search(r"--total-env-steps INT [^(]*\(default: none, required\)", words)
-    assert "--network.torso {mlp,minatar_conv,nature_conv,impala_resnet}" in words
+    assert "--network.torso {mlp,minatar_conv,nature_conv,halving_conv,impala_resnet}" in words
 
 
 def test_train_help_shows_the_values_of_the_file_and_the_flags(config_path, capsys):
@@ -197,7 +197,7 @@ def test_a_mistake_is_one_line(words, expected, config_path, calls, capsys):
 
 
 def test_a_user_error_from_below_is_one_line(config_path, stand_in, capsys):
-    def train(config, run_dir, *, resume, stop):
+    def train(config, run_dir, *, resume, init_from, stop):
         raise UserError(
             "environment 'gymnax:CartPol'", expected="a\nname", remedy="did you mean CartPole-v1?"
         )
@@ -216,7 +216,7 @@ def test_an_unknown_environment_is_refused_before_anything_is_written(config_pat
 
 
 def test_a_fault_of_the_program_is_not_hidden(config_path, stand_in):
-    def train(config, run_dir, *, resume, stop):
+    def train(config, run_dir, *, resume, init_from, stop):
         importlib.import_module("zerocopy_seed.no_such_module")
 
     stand_in("zerocopy_seed.loops.train", train=train)
@@ -296,7 +296,7 @@ def test_bench_hands_on_configurations(config_path, stand_in):
 def test_words_that_a_flag_has_no_room_for_are_the_commands(config_path, stand_in):
     seen = []
 
-    def train(config, run_dir, *, resume, stop):
+    def train(config, run_dir, *, resume, init_from, stop):
         seen.append(config)
         return 0
 

@@ -14,6 +14,7 @@ from zerocopy_envs.errors import UserError
 from zerocopy_seed.checkpoint import Checkpointer
 from zerocopy_seed.config import CheckpointConfig, R2D2Config
 from zerocopy_seed.leaves import tree_sha256
+from zerocopy_seed.loops import sources
 from zerocopy_seed.loops import train as train_module
 from zerocopy_seed.loops.on_device import DATA_AXIS, TrainState, shard_train_state, spread_types
 from zerocopy_seed.loops.run_checkpoint import (
@@ -130,7 +131,8 @@ def test_a_replay_that_is_too_large_is_refused_before_anything_compiles(
     def must_not_run(*_):
         raise AssertionError("compiled")
 
-    for name in ("_compile", "compile_once", "make_run_dir", "restore_train_state"):
+    monkeypatch.setattr(sources, "_compile", must_not_run)
+    for name in ("compile_once", "make_run_dir", "restore_train_state"):
         monkeypatch.setattr(train_module, name, must_not_run)
     monkeypatch.setattr("zerocopy_seed.loops.memory.available_memory", lambda: free)
     config = dataclasses.replace(

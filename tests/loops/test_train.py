@@ -16,6 +16,7 @@ from zerocopy_seed.checkpoint import Checkpointer
 from zerocopy_seed.config import CheckpointConfig, DevicesConfig, MetricsConfig, R2D2Config
 from zerocopy_seed.config_file import dump_config, load_run_config
 from zerocopy_seed.leaves import tree_sha256
+from zerocopy_seed.loops import sources
 from zerocopy_seed.loops import train as train_module
 from zerocopy_seed.loops.environments import make_environment
 from zerocopy_seed.loops.evaluate import evaluate_run
@@ -175,7 +176,7 @@ def test_a_resume_at_or_past_the_total_does_nothing(run_dir, monkeypatch, capfd)
     def must_not_run(*_):
         raise AssertionError("compiled")
 
-    monkeypatch.setattr(train_module, "_compile", must_not_run)
+    monkeypatch.setattr(sources, "_compile", must_not_run)
     monkeypatch.setattr(train_module, "compile_once", must_not_run)
     at = read_metrics(run_dir)[-1]["env_steps"]
 
@@ -209,7 +210,7 @@ def test_what_cannot_run_is_refused_before_anything_compiles(tmp_path, monkeypat
     def must_not_run(*_):
         raise AssertionError("compiled")
 
-    monkeypatch.setattr(train_module, "_compile", must_not_run)
+    monkeypatch.setattr(sources, "_compile", must_not_run)
     monkeypatch.setattr(train_module, "compile_once", must_not_run)
     (tmp_path / "config.toml").write_text(dump_config(CATCH))
     run_dir = tmp_path / "run"

@@ -63,6 +63,10 @@ def _validate_record(config: Config) -> None:
         )
     if has_members(config):
         raise UserError(f"source = {config.source!r}", expected="one run", found="many (num_seeds, sweep)")
+    if is_mixed(config):
+        raise UserError(
+            f"source = {config.source!r}", expected="one source of unrolls", found="[sources] with it"
+        )
     if config.record.dir:
         raise UserError(
             "record.dir",

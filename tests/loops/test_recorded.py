@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import math
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from zerocopy_envs.errors import UserError
 from zerocopy_seed import cli
 from zerocopy_seed.agents import make_agent
 from zerocopy_seed.checkpoint import Checkpointer
-from zerocopy_seed.config import DevicesConfig, R2D2Config, RecordConfig
+from zerocopy_seed.config import BridgeConfig, DevicesConfig, EvaluationConfig, R2D2Config, RecordConfig
 from zerocopy_seed.config_file import dump_config, load_run_config
 from zerocopy_seed.experience import Place, RecordReader, writer
 from zerocopy_seed.leaves import tree_sha256
@@ -130,6 +131,13 @@ def test_it_is_a_run_like_any_other(played, learned):
 
 
 @pytest.mark.slow
+def test_it_is_evaluated_while_it_learns(played, tmp_path):
+    evaluation = EvaluationConfig(every_env_steps=100, episodes=4)
+    assert train(learned_from(played / "record", evaluation=evaluation), tmp_path) == 0
+    assert len([row for row in read_metrics(tmp_path) if "evaluation_return" in row]) >= 2
+
+
+@pytest.mark.slow
 def test_no_environment_is_made_and_a_resume_goes_on_in_the_record(played, learned, monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("an environment was made")
@@ -222,6 +230,10 @@ def test_a_full_disk_does_not_end_a_run(played, tmp_path, monkeypatch, capsys):
         ),
         (["--record.dir", "more"], "record.dir: expected nothing with source = 'recorded:DIR'"),
         (["--num-seeds", "2"], "source = 'recorded:DIR': expected one run, found many"),
+        (
+            ["--sources.device", "0.5", "--sources.actors", "0.5"],
+            "source = 'recorded:DIR': expected one source",
+        ),
         (["--devices.num-devices", "2", "--agent.num-shards", "2"], "devices.num_devices: expected 1"),
     ],
 )
@@ -295,6 +307,28 @@ def test_a_shard_that_breaks_during_training_ends_it_with_a_checkpoint(
     monkeypatch.undo()
     assert train(config, tmp_path, resume=True) == 0
     assert tree_sha256(read_state(config, tmp_path)) == tree_sha256(read_state(config, learned))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("max_policy_lag", [0.0, math.inf])
+def test_what_actors_play_is_recorded_and_learned_from(tmp_path, max_policy_lag):
+    record = tmp_path / "record"
+    config = dataclasses.replace(PLAYED, env=dataclasses.replace(PLAYED.env, place="actors"))
+    bridge = BridgeConfig(local_actors=2, max_policy_lag=max_policy_lag)
+    played = dataclasses.replace(config, bridge=bridge, record=RecordConfig(str(record)))
+    assert train(played, tmp_path / "played") == 0
+    total = read_metrics(tmp_path / "played")[-1]["env_steps"]
+    assert train(learned_from(record, config, total_env_steps=total), tmp_path / "learned") == 0
+    rows = [read_metrics(tmp_path / name)[-1] for name in ("played", "learned")]
+    assert rows[0]["num_updates"] == rows[1]["num_updates"] > 10 and rows[1]["env_steps"] == total
+    # The learner alone: of actors nothing is kept.
+    agent = make_agent(config.agent, config.network, make_environment(config.env).spec, num_slots=4)
+    target = jax.eval_shape(lambda: agent.init(jax.random.key(0, impl="threefry2x32")))
+    params = []
+    for name in ("played", "learned"):
+        with Checkpointer(tmp_path / name / "checkpoints") as saves:
+            params.append(saves.restore("learner", target._replace(replay=()))[1].params)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), *params)
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from zerocopy_envs.errors import UserError
+from zerocopy_envs.types import EnvironmentSpec
 from zerocopy_seed.config import Config
 from zerocopy_seed.config_checks import recorded_dir
 from zerocopy_seed.experience import Place, RecordReader, check_fits
@@ -52,14 +53,14 @@ def open_record(config: Config) -> RecordReader:
     return reader
 
 
-def check_record(config: Config, agent: Agent, reader: RecordReader) -> None:
-    """Refuses a record whose arrays are not those that `agent` stores.
+def check_record(config: Config, agent: Agent, spec: EnvironmentSpec, reader: RecordReader) -> None:
+    """Refuses a record whose arrays are not those that `agent`, in environments of `spec`, stores.
 
     Raises:
       UserError: naming the array.
     """
-    recorded = reader.index.description
-    check_fits(f"record {reader.directory}", make_description(config, agent, recorded.spec), recorded)
+    description = make_description(config, agent, spec)
+    check_fits(f"record {reader.directory}", description, reader.index.description)
 
 
 def init_from_record(agent: Agent, seed: int) -> TrainState:

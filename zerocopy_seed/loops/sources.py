@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import pathlib
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -193,12 +194,14 @@ class _Mixed:
 
 class _Record:
     mesh = None
-    environment = None
 
     def __init__(self, config: Config, reader: RecordReader):
+        is_evaluated = config.evaluation.every_env_steps < math.inf
+        self.environment = find_environment(config.env) if is_evaluated else None
         self._config, self._reader, self.spec = config, reader, reader.index.description.spec
         self.agent = make_agent(config.agent, config.network, self.spec, num_slots=config.env.num_envs)
-        check_record(config, self.agent, reader)
+        played = self.spec if self.environment is None else self.environment.spec
+        check_record(config, self.agent, played, reader)
 
     def init(self) -> TrainState:
         return init_from_record(self.agent, self._config.seed)

@@ -102,7 +102,8 @@ def test_stopped_by_sigterm_and_resumed_is_never_stopped(tmp_path):
     assert rows[-1]["env_steps"] == end and rows[-1]["wall_s"] < 1e9
 
 
-@pytest.mark.parametrize("optimizer", ["adam", pytest.param("rmsprop", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
 def test_ten_updates_are_five_restored_and_five_more(tmp_path, optimizer):
     config = dataclasses.replace(CONFIG, agent=dataclasses.replace(CONFIG.agent, optimizer=optimizer))
     environment = make_environment(config.env)

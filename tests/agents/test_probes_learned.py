@@ -105,6 +105,7 @@ def test_a_truncation_bootstraps():
     np.testing.assert_allclose(outputs(np.ones((1, 1), np.float32))[1], [1 / (1 - GAMMA)], rtol=0.03)
 
 
+@pytest.mark.slow
 def test_an_illegal_action_is_never_taken():
     # Untrained, the policy is all but uniform: a mask that is not kept would show in a third of the steps.
     environment = make_environment(EnvConfig("zerocopy_envs.probes:masked", NUM_ENVS))

@@ -139,6 +139,7 @@ def test_third_parties_register_by_entry_point(monkeypatch):
         zerocopy_envs.make("wrong:A")
 
 
+@pytest.mark.slow
 def test_environments_are_described():
     every = {row.name: row for row in zerocopy_envs.describe_environments()}
     rows = {name: row for name, row in every.items() if not name.startswith("envpool:")}  # may be missing

@@ -48,6 +48,7 @@ def actors_find_the_package(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'envs'}")
 
 
+@pytest.mark.slow
 def test_half_of_every_batch_comes_from_actors(tmp_path):
     assert train(CARTPOLE, tmp_path / "mixed") == 0
     rows = read_metrics(tmp_path / "mixed")

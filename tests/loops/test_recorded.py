@@ -77,6 +77,7 @@ def learned(played):
     return run_dir
 
 
+@pytest.mark.slow
 def test_the_learner_cannot_tell_a_record_from_the_environment(played, learned):
     assert_same_learner(PLAYED, played, learned)
 
@@ -120,6 +121,7 @@ def test_recording_changes_nothing(played, tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_it_is_a_run_like_any_other(played, learned):
     assert load_run_config(learned).source == f"recorded:{played / 'record'}"
     rows = read_metrics(learned)

@@ -12,6 +12,7 @@ from zerocopy_seed.config import (
     EnvConfig,
     MetricsConfig,
     NetworkConfig,
+    R2D2Config,
     VTraceConfig,
 )
 from zerocopy_seed.loops.environments import make_environment
@@ -21,6 +22,17 @@ from zerocopy_seed.loops.run_checkpoint import restore_train_state
 # lecun: the orthogonal initialiser's decompositions take longer to compile than all else.
 MLP = NetworkConfig(hidden_sizes=(8,), init="lecun")
 LSTM = dataclasses.replace(MLP, core="lstm", core_size=4, use_last_action=True)
+
+R2D2 = R2D2Config(
+    unroll_length=5,
+    sequence_length=5,
+    period=5,
+    batch_size=4,
+    replay_capacity=60,
+    min_replay=12,
+    n_step=2,
+    target_update_period=3,
+)
 
 CATCH = Config(
     env=EnvConfig("zerocopy:Catch", num_envs=4, settings={"rows": 4, "columns": 3}),

@@ -12,7 +12,7 @@ import time
 import jax
 import numpy as np
 import pytest
-from small_runs import LSTM, MLP
+from small_runs import LSTM, MLP, R2D2
 
 from zerocopy_envs.errors import UserError
 from zerocopy_seed.agents import make_agent
@@ -22,7 +22,6 @@ from zerocopy_seed.config import (
     Config,
     EnvConfig,
     MetricsConfig,
-    R2D2Config,
     VTraceConfig,
 )
 from zerocopy_seed.config_file import dump_config, load_run_config
@@ -31,7 +30,6 @@ from zerocopy_seed.loops.evaluate import evaluate_run
 from zerocopy_seed.loops.train import train
 from zerocopy_seed.metrics import read_metrics
 
-ROOT = pathlib.Path(__file__).parent.parent.parent
 CARTPOLE = Config(
     env=EnvConfig("gymnasium:CartPole-v1", num_envs=4),
     total_env_steps=200,
@@ -40,21 +38,7 @@ CARTPOLE = Config(
     metrics=MetricsConfig(every_env_steps=100, tensorboard=False),
     bridge=BridgeConfig(local_actors=2),
 )
-R2D2 = R2D2Config(
-    unroll_length=5,
-    sequence_length=5,
-    period=5,
-    batch_size=4,
-    replay_capacity=60,
-    min_replay=12,
-    n_step=2,
-    target_update_period=3,
-)
-
-
-@pytest.fixture(autouse=True)
-def actors_find_the_package(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'envs'}")
+pytestmark = pytest.mark.usefixtures("actors_find_the_package")
 
 
 def test_a_run_with_local_actors_is_a_run_like_any_other(tmp_path, capfd):

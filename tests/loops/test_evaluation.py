@@ -1,7 +1,6 @@
 """Evaluation while training: on the device at once, in an actor of its own beside."""
 
 import dataclasses
-import pathlib
 
 import pytest
 from small_runs import MLP
@@ -19,7 +18,6 @@ from zerocopy_seed.loops.evaluate import evaluate_run
 from zerocopy_seed.loops.train import train
 from zerocopy_seed.metrics import read_metrics
 
-ROOT = pathlib.Path(__file__).parent.parent.parent
 CATCH = Config(
     env=EnvConfig("zerocopy:Catch", num_envs=4),
     total_env_steps=600,
@@ -62,8 +60,8 @@ def test_looking_changes_nothing(tmp_path):
 
 
 @pytest.mark.slow
-def test_host_environments_are_evaluated_in_an_actor_of_their_own(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'envs'}")
+@pytest.mark.usefixtures("actors_find_the_package")
+def test_host_environments_are_evaluated_in_an_actor_of_their_own(tmp_path):
     config = dataclasses.replace(
         CATCH,
         env=EnvConfig("gymnasium:CartPole-v1", num_envs=4),

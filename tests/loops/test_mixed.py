@@ -1,10 +1,9 @@
 """Batches from the device and from actors at once; runs that begin with another's parameters."""
 
 import dataclasses
-import pathlib
 
 import pytest
-from small_runs import LSTM, MLP
+from small_runs import LSTM, MLP, R2D2
 
 from zerocopy_envs.errors import UserError
 from zerocopy_seed.config import (
@@ -12,7 +11,6 @@ from zerocopy_seed.config import (
     Config,
     EnvConfig,
     MetricsConfig,
-    R2D2Config,
     SourcesConfig,
     VTraceConfig,
 )
@@ -21,7 +19,6 @@ from zerocopy_seed.loops.mixed import _merge_episodes
 from zerocopy_seed.loops.train import train
 from zerocopy_seed.metrics import read_metrics
 
-ROOT = pathlib.Path(__file__).parent.parent.parent
 CARTPOLE = Config(
     env=EnvConfig("gymnax:CartPole-v1", num_envs=4),
     sources=SourcesConfig(device=0.5, actors=0.5, actors_env="gymnasium:CartPole-v1"),
@@ -31,21 +28,7 @@ CARTPOLE = Config(
     metrics=MetricsConfig(every_env_steps=100, tensorboard=False),
     bridge=BridgeConfig(local_actors=1),
 )
-R2D2 = R2D2Config(
-    unroll_length=5,
-    sequence_length=5,
-    period=5,
-    batch_size=4,
-    replay_capacity=60,
-    min_replay=12,
-    n_step=2,
-    target_update_period=3,
-)
-
-
-@pytest.fixture(autouse=True)
-def actors_find_the_package(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'envs'}")
+pytestmark = pytest.mark.usefixtures("actors_find_the_package")
 
 
 @pytest.mark.slow

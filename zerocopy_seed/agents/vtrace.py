@@ -228,7 +228,9 @@ def make_vtrace_agent(
         )
         metrics["learning_rate"] = learning_rate
         for source in (DEVICE, ACTORS) if num_on_device is not None else ():
-            share = jnp.maximum(metrics[f"{source}_share"], 1e-9)  # 0 where nothing of it was in the batch
+            share = jnp.maximum(
+                metrics.pop(f"{source}_share"), 1e-9
+            )  # 0 where nothing of it was in the batch
             metrics[f"{source}_importance_ratio"] /= share
         return state._replace(
             params=params,

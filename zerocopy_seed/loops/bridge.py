@@ -9,18 +9,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from zerocopy_envs.types import EnvironmentSpec
 from zerocopy_seed.config import Config
 from zerocopy_seed.keys import Stream, stream_key
-from zerocopy_seed.loops.on_device import Program, TrainState, Window, make_window
+from zerocopy_seed.loops.on_device import Program, TrainState, Window, add_to_window, make_window
 from zerocopy_seed.loops.record import DISPATCH_S
 from zerocopy_seed.loops.recording import Recording
-from zerocopy_seed.loops.serving import compile_store, make_engine, serve_actors
+from zerocopy_seed.loops.serving import compile_store, copy_acting, make_engine, serve_actors
 from zerocopy_seed.loops.signals import StopRequest, hearing_signals
-from zerocopy_seed.ops import summation
 from zerocopy_seed.ops.counters import as_int
 from zerocopy_seed.types import Agent, LearnerState, Trajectory
 
@@ -95,9 +93,7 @@ def _compile(agent: Agent, learner: LearnerState, trajectory: Trajectory) -> tup
 
     def learn(learner: LearnerState, window: Window, trajectory: Trajectory):
         learner, metrics = agent.learn(learner, trajectory)
-        sums = summation.add(window.metric_sums, jnp.stack([metrics[name] for name in names]))
-        window = window._replace(metric_sums=sums, num_updates=window.num_updates + 1)
-        return learner, window, jax.tree.map(jnp.copy, agent.acting(learner))
+        return learner, add_to_window(window, metrics, names), copy_acting(agent, learner)
 
     learning = jax.jit(learn, donate_argnums=(0, 1)).lower(learner, make_window(len(names)), trajectory)
     return learning.compile(), compile_store(agent, learner, trajectory), names

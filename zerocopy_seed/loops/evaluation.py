@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import pathlib
-import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from zerocopy_envs.wrappers import Vectorized
@@ -21,6 +20,7 @@ from zerocopy_seed.loops.environments import HostEnvironments
 from zerocopy_seed.loops.evaluate import EvaluationResult, make_evaluator, num_evaluation_slots
 from zerocopy_seed.loops.local_actors import LocalActors
 from zerocopy_seed.loops.run_checkpoint import BEST
+from zerocopy_seed.loops.serving import copy_acting, unix_socket
 from zerocopy_seed.loops.signals import hearing_signals
 from zerocopy_seed.metrics import read_metrics
 from zerocopy_seed.ops.counters import as_int
@@ -135,7 +135,7 @@ def evaluate_in_actors(
     hearing_signals(engine.warm_up)
     run = RunDescription("evaluation", environment.name, environment.settings, environment.spec, num_slots)
     with contextlib.ExitStack() as stack:
-        socket = f"unix:{stack.enter_context(tempfile.TemporaryDirectory(prefix='zs-'))}/bridge"
+        socket = stack.enter_context(unix_socket())
         stack.enter_context(Server(engine, run, (socket,), in_thread=True))
         actors = stack.enter_context(LocalActors(socket, [num_slots], warn=warn))
         yield InActors(engine, actors, per_slot=wanted.episodes // num_slots)
@@ -167,7 +167,7 @@ class Evaluation:
         best: float,
     ):
         self._every, self._evaluator, self._best = config.evaluation.every_env_steps, evaluator, best
-        self._copy = jax.jit(lambda learner: jax.tree.map(jnp.copy, agent.acting(learner)))
+        self._copy = jax.jit(functools.partial(copy_acting, agent))
         self._saves = Checkpointer(run_dir / BEST, 1)
         self.due_at = self._after(env_steps)
         self._params: Any = None
@@ -229,7 +229,7 @@ def evaluate_while_training(
         return
     with contextlib.ExitStack() as stack:
         if isinstance(environment, HostEnvironments):
-            params = jax.jit(lambda learner: jax.tree.map(jnp.copy, agent.acting(learner)))(learner)
+            params = jax.jit(functools.partial(copy_acting, agent))(learner)
             evaluator: Evaluator = stack.enter_context(
                 evaluate_in_actors(config, agent, environment, params, warn=warn)
             )

@@ -20,17 +20,22 @@ from zerocopy_envs.wrappers import Vectorized
 from zerocopy_seed.agents.vtrace import ACTORS, DEVICE
 from zerocopy_seed.config import Config
 from zerocopy_seed.config_sources import actors_environment, num_on_device
-from zerocopy_seed.episodes import add_episodes, sum_episodes, track_episodes
 from zerocopy_seed.loops.environments import HostEnvironments, find_environment
-from zerocopy_seed.loops.on_device import Program, TrainState, Window, make_window
+from zerocopy_seed.loops.on_device import (
+    Counts,
+    Program,
+    TrainState,
+    Window,
+    add_to_window,
+    make_window,
+    play,
+)
 from zerocopy_seed.loops.record import DISPATCH_S
-from zerocopy_seed.loops.serving import compile_store, make_engine, serve_actors
+from zerocopy_seed.loops.serving import compile_store, copy_acting, make_engine, serve_actors
 from zerocopy_seed.loops.signals import StopRequest, hearing_signals
-from zerocopy_seed.ops import summation
 from zerocopy_seed.ops.counters import as_int
 from zerocopy_seed.remote.specs import first_difference
-from zerocopy_seed.rollout import unroll
-from zerocopy_seed.types import Agent, Array, Mode, Trajectory, valid_transitions
+from zerocopy_seed.types import Agent, Array, Trajectory, valid_transitions
 
 
 def check_actors_environment(config: Config, environment: Vectorized) -> HostEnvironments | Vectorized:
@@ -52,7 +57,7 @@ def check_actors_environment(config: Config, environment: Vectorized) -> HostEnv
 
 def make_mixed_update(
     agent: Agent, environment: Vectorized, unroll_length: int
-) -> Callable[[TrainState, Trajectory], tuple[TrainState, dict[str, Array], tuple[Array, Array, Array]]]:
+) -> Callable[[TrainState, Trajectory], tuple[TrainState, dict[str, Array], Counts]]:
     """One unroll of the device's slots, and one `learn` from it and what has arrived; pure.
 
     It takes a TrainState and the actors' Trajectory [T, A], and returns the next TrainState, metrics, and the
@@ -60,22 +65,12 @@ def make_mixed_update(
     """
 
     def update(state: TrainState, arrived: Trajectory):
-        slots = jnp.arange(state.episodes.length.shape[0], dtype=jnp.int32)
-        actor, here = unroll(
-            agent.act,
-            environment.step,
-            agent.acting(state.learner),
-            state.actor,
-            slots,
-            length=unroll_length,
-            mode=Mode.TRAIN,
-        )
-        tracker, finished = track_episodes(state.episodes, here.timestep)
+        state, here, counted = play(agent, environment, state, unroll_length)
         learner, metrics = agent.learn(state.learner, _beside(here, arrived))
         valid = [valid_transitions(part.timestep.step_type).sum() for part in (here, arrived)]
         share = valid[0] / jnp.maximum(valid[0] + valid[1], 1)
         metrics |= {f"{DEVICE}_share": share, f"{ACTORS}_share": 1.0 - share}
-        return TrainState(learner, actor, tracker), metrics, sum_episodes(finished)
+        return state._replace(learner=learner), metrics, counted
 
     return update
 
@@ -157,9 +152,7 @@ def _compile(
 
     def learn(state: TrainState, window: Window, arrived: Trajectory):
         state, metrics, counted = update(state, arrived)
-        sums = summation.add(window.metric_sums, jnp.stack([metrics[name] for name in names]))
-        window = Window(sums, window.num_updates + 1, add_episodes(window.episodes, counted))
-        return state, window, jax.tree.map(jnp.copy, agent.acting(state.learner))
+        return state, add_to_window(window, metrics, names, counted), copy_acting(agent, state.learner)
 
     lowered = jax.jit(learn, donate_argnums=(0, 1)).lower(state, make_window(len(names)), arrived)
     return lowered.compile(), names

@@ -111,23 +111,36 @@ def make_played_update(
     """`make_update`'s function, which also gives the trajectory that was played and learned from."""
 
     def update(state: TrainState):
-        num_local = state.episodes.length.shape[0]
-        slots = jnp.arange(num_local, dtype=jnp.int32) + device_index(axis_name) * num_local
-        actor, trajectory = unroll(
-            agent.act,
-            environment.step,
-            agent.acting(state.learner),
-            state.actor,
-            slots,
-            length=unroll_length,
-            mode=Mode.TRAIN,
-        )
-        tracker, finished = track_episodes(state.episodes, trajectory.timestep)
+        state, trajectory, counted = play(agent, environment, state, unroll_length, axis_name=axis_name)
         learner, metrics = agent.learn(state.learner, trajectory)
-        counted = sum_over_devices(sum_episodes(finished), axis_name)
-        return TrainState(learner, actor, tracker), metrics, counted, trajectory
+        return state._replace(learner=learner), metrics, counted, trajectory
 
     return update
+
+
+def play(
+    agent: Agent,
+    environment: Vectorized,
+    state: TrainState,
+    unroll_length: int,
+    *,
+    axis_name: str | None = None,
+) -> tuple[TrainState, Trajectory, Counts]:
+    """One unroll of every slot of `state`: the state, whose learner is as it was, and the episode counts."""
+    num_local = state.episodes.length.shape[0]
+    slots = jnp.arange(num_local, dtype=jnp.int32) + device_index(axis_name) * num_local
+    actor, trajectory = unroll(
+        agent.act,
+        environment.step,
+        agent.acting(state.learner),
+        state.actor,
+        slots,
+        length=unroll_length,
+        mode=Mode.TRAIN,
+    )
+    tracker, finished = track_episodes(state.episodes, trajectory.timestep)
+    counted = sum_over_devices(sum_episodes(finished), axis_name)
+    return TrainState(state.learner, actor, tracker), trajectory, counted
 
 
 def metric_names(update: Update, state: TrainState) -> tuple[str, ...]:
@@ -153,7 +166,7 @@ def make_dispatch(
     def one_update(_, carry: tuple[TrainState, Window]) -> tuple[TrainState, Window]:
         state, window = carry
         state, metrics, counted = update(state)
-        return state, _add_to_window(window, metrics, counted, metric_names)
+        return state, add_to_window(window, metrics, metric_names, counted)
 
     def dispatch(state: TrainState, window: Window, num_updates: Array) -> tuple[TrainState, Window]:
         return lax.fori_loop(0, num_updates, one_update, (state, window))
@@ -161,11 +174,13 @@ def make_dispatch(
     return dispatch
 
 
-def _add_to_window(
-    window: Window, metrics: dict[str, Array], counted: Counts, metric_names: Sequence[str]
+def add_to_window(
+    window: Window, metrics: dict[str, Array], metric_names: Sequence[str], counted: Counts | None = None
 ) -> Window:
+    """The window after one more update; `counted` are the episodes of the device, if it played any."""
     sums = summation.add(window.metric_sums, jnp.stack([metrics[name] for name in metric_names]))
-    return Window(sums, window.num_updates + 1, add_episodes(window.episodes, counted))
+    episodes = window.episodes if counted is None else add_episodes(window.episodes, counted)
+    return Window(sums, window.num_updates + 1, episodes)
 
 
 def make_recorded_dispatch(
@@ -192,7 +207,7 @@ def make_recorded_dispatch(
             state, window, played = carry
             state, metrics, counted, trajectory = played_update(state)
             played = jax.tree.map(lambda rows, new: rows.at[row].set(new), played, trajectory)
-            return state, _add_to_window(window, metrics, counted, metric_names), played
+            return state, add_to_window(window, metrics, metric_names, counted), played
 
         carry = state, window, local_copy(played, axis_name)
         return lax.fori_loop(0, num_updates, one_update, carry)

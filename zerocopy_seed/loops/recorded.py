@@ -19,10 +19,10 @@ from zerocopy_seed.experience import Place, RecordReader, check_fits
 from zerocopy_seed.experience.index import as_json
 from zerocopy_seed.keys import Stream, stream_key
 from zerocopy_seed.loops.console import say
-from zerocopy_seed.loops.on_device import Program, TrainState, Window, make_window
+from zerocopy_seed.loops.on_device import Program, TrainState, Window, add_to_window, make_window
 from zerocopy_seed.loops.recording import make_description, trajectory_types
+from zerocopy_seed.loops.serving import compile_store
 from zerocopy_seed.loops.signals import hearing_signals
-from zerocopy_seed.ops import summation
 from zerocopy_seed.types import Agent, Array, LearnerState, Trajectory
 
 
@@ -130,13 +130,7 @@ def _compile(agent: Agent, learner: LearnerState, trajectory: Trajectory) -> tup
 
     def learn(learner: LearnerState, window: Window, trajectory: Trajectory) -> tuple[LearnerState, Window]:
         learner, metrics = agent.learn(learner, trajectory)
-        sums = summation.add(window.metric_sums, jnp.stack([metrics[name] for name in names]))
-        return learner, window._replace(metric_sums=sums, num_updates=window.num_updates + 1)
+        return learner, add_to_window(window, metrics, names)
 
-    window = make_window(len(names))
-    assert agent.store is not None
-    return (
-        jax.jit(learn, donate_argnums=(0, 1)).lower(learner, window, trajectory).compile(),
-        jax.jit(agent.store, donate_argnums=0).lower(learner, trajectory).compile(),
-        names,
-    )
+    learning = jax.jit(learn, donate_argnums=(0, 1)).lower(learner, make_window(len(names)), trajectory)
+    return learning.compile(), compile_store(agent, learner, trajectory), names

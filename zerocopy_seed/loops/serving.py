@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import pathlib
 import secrets
@@ -26,7 +27,7 @@ from zerocopy_seed.remote.engine import Engine, Round
 from zerocopy_seed.remote.server import Server
 from zerocopy_seed.remote.slots import num_unrolls
 from zerocopy_seed.remote.tables import Tables, make_tables, make_trajectory
-from zerocopy_seed.types import Agent, LearnerState, Trajectory
+from zerocopy_seed.types import ActingParams, Agent, LearnerState, Trajectory
 
 _RUN_FILE = "bridge.json"
 _NO_ACTORS_S = 10.0  # until the first warning; each later one waits twice as long
@@ -71,7 +72,7 @@ def make_engine(
     return Engine(
         agent,
         spec,
-        jax.jit(lambda learner: jax.tree.map(jnp.copy, agent.acting(learner)))(learner),
+        jax.jit(functools.partial(copy_acting, agent))(learner),
         seed=config.seed,
         num_slots=num_slots,
         unroll_length=config.agent.unroll_length,
@@ -80,6 +81,11 @@ def make_engine(
         first_incarnation=as_int(learner.env_steps) % 2**31,
         first_slot=first_slot,
     )
+
+
+def copy_acting(agent: Agent, learner: LearnerState) -> ActingParams:
+    """What acting reads, apart from the learner's state, which is donated to its next update; pure."""
+    return jax.tree.map(jnp.copy, agent.acting(learner))
 
 
 def compile_store(agent: Agent, learner: LearnerState, trajectory: Trajectory) -> Any:
@@ -127,6 +133,13 @@ class Actors:
 
 
 @contextlib.contextmanager
+def unix_socket() -> Iterator[str]:
+    """An address for actors of this machine alone; short, since a socket's path may have 107 characters."""
+    with tempfile.TemporaryDirectory(prefix="zs-") as directory:
+        yield f"unix:{directory}/bridge"
+
+
+@contextlib.contextmanager
 def serve_actors(
     config: Config,
     engine: Engine,
@@ -165,8 +178,7 @@ def serve_actors(
         num_environments=bridge.envs_per_actor or min(num_free or num_slots, _ENVS_PER_ACTOR),
     )
     with contextlib.ExitStack() as stack:
-        # Short, since a socket's path may have no more than 107 characters.
-        socket = f"unix:{stack.enter_context(tempfile.TemporaryDirectory(prefix='zs-'))}/bridge"
+        socket = stack.enter_context(unix_socket())
         server = stack.enter_context(Server(engine, run, (address, socket), in_thread=is_threaded))
         saved = {"run_id": run_id, "address": server.addresses[0]}
         replace_text(run_dir / _RUN_FILE, json.dumps(saved) + "\n")

@@ -109,6 +109,8 @@ class VTraceConfig(LearningConfig):
     """Bound of the importance ratio in the traces."""
     clip_pg_rho: Limit = 1.0
     """Bound of the importance ratio in the policy gradient."""
+    policy_clip: Limit = math.inf
+    """Steps that would move an action's ratio further than this from 1 are left out, as PPO does; inf: none."""
     entropy_cost: Weight = 0.01
     """Weight of the entropy bonus; its first value when adaptive."""
     adaptive_entropy: bool = False

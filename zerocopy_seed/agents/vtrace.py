@@ -161,6 +161,11 @@ def make_vtrace_agent(
             center = sum_over_devices(mean(advantages), axis_name)
             variance = sum_over_devices(mean(jnp.square(advantages - center)), axis_name)
             advantages = jnp.where(valid, (advantages - center) * lax.rsqrt(variance + 1e-8), 0.0)
+        # Where a further step the same way would leave the region, there is none (arXiv:1707.06347, eq. 7).
+        policy_clip = settings["policy_clip"]
+        highest, lowest = jnp.log1p(policy_clip), jnp.log1p(-jnp.minimum(policy_clip, 1.0))
+        is_beyond = jnp.where(advantages > 0, log_rho > highest, log_rho < lowest)
+        advantages = jnp.where(is_beyond, 0.0, advantages)
 
         policy_loss = mean(-advantages * log_prob)
         value_loss = mean(0.5 * jnp.square(corrected.targets - values[:-1]))

@@ -110,7 +110,7 @@ class VTraceConfig(LearningConfig):
     clip_pg_rho: Limit = 1.0
     """Bound of the importance ratio in the policy gradient."""
     policy_clip: Limit = math.inf
-    """Steps that would move an action's ratio further than this from 1 are left out, as PPO does; inf: none."""
+    """No step moves an action's importance ratio further than this from 1, as in PPO; inf sets no bound."""
     entropy_cost: Weight = 0.01
     """Weight of the entropy bonus; its first value when adaptive."""
     adaptive_entropy: bool = False

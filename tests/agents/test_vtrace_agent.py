@@ -21,8 +21,12 @@ from zerocopy_seed.loops.on_device import (
     shard_dispatch,
     shard_train_state,
 )
+from zerocopy_seed.networks import make_network
+from zerocopy_seed.ops.distributions import make_distribution
+from zerocopy_seed.ops.vtrace import vtrace
+from zerocopy_seed.recurrent import network_input_unroll
 from zerocopy_seed.rollout import unroll
-from zerocopy_seed.types import Mode
+from zerocopy_seed.types import Mode, valid_transitions
 
 # Compiling is what takes the time: equal networks, batches and lengths share their programs through the
 # compile cache, and the orthogonal initialiser's decompositions are left to its own tests.
@@ -89,6 +93,49 @@ def test_an_improbable_behaviour_gives_no_nan():
     learner, metrics = jax.jit(agent.learn)(state.learner, trajectory)
     for leaf in jax.tree.leaves((learner.params, metrics)):
         assert np.isfinite(leaf).all()
+
+
+def test_a_clipped_policy_takes_no_step_that_leads_further_away():
+    """The gradient by PPO's definition (arXiv:1707.06347, eq. 7), from V-trace's advantages."""
+    agent, environment, state = make("zerocopy:Catch", VTraceConfig(policy_clip=0.2))
+    _, trajectory = one_unroll(agent, environment, state, 25)
+    # What acted is another policy, as after some passes: ratios from about 0.5 to 2.
+    moved = jnp.linspace(-0.7, 0.7, trajectory.action.size).reshape(trajectory.action.shape)
+    output = trajectory.actor_output
+    trajectory = trajectory._replace(actor_output=output._replace(log_prob=output.log_prob + moved))
+    learn = jax.jit(agent.learn)
+
+    def policy_loss(clip):
+        settings = state.learner.settings | {"policy_clip": jnp.float32(clip)}
+        return float(learn(state.learner._replace(settings=settings), trajectory)[1]["policy_loss"])
+
+    log_prob, advantages, valid = by_hand(state, trajectory)
+    ratio = np.exp(log_prob - np.asarray(trajectory.actor_output.log_prob))
+    for clip in (0.0, 0.2, 1.5, np.inf):
+        is_left_out = np.where(advantages > 0, ratio > 1 + clip, ratio < 1 - clip)
+        expected = -(advantages * log_prob)[valid & ~is_left_out].sum() / valid.sum()
+        np.testing.assert_allclose(policy_loss(clip), expected, rtol=1e-4, atol=1e-6)
+    assert policy_loss(0.2) != policy_loss(np.inf)
+
+
+def by_hand(state, trajectory):
+    """log pi of the actions, V-trace's advantages and which rows are valid, each [T, B]."""
+    config = VTraceConfig()
+    environment = make_environment(EnvConfig("zerocopy:Catch"))
+    network = make_network(SMALL, environment.spec)
+    inputs = network_input_unroll(trajectory.recurrent, trajectory.timestep, trajectory.action)
+    output, _ = network.apply(state.learner.params.network, inputs, ())
+    log_prob = make_distribution(environment.spec.action).log_prob(output.policy[:-1], trajectory.action)
+    valid = valid_transitions(trajectory.timestep.step_type)
+    corrected = vtrace(
+        output.value,
+        trajectory.timestep.reward[1:],
+        config.discount * trajectory.timestep.discount[1:],
+        log_prob - trajectory.actor_output.log_prob,
+        valid,
+        lambda_=config.vtrace_lambda,
+    )
+    return np.asarray(log_prob), np.asarray(corrected.advantages), np.asarray(valid)
 
 
 def test_rewards_are_clipped_for_learning_only():

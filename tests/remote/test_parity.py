@@ -45,7 +45,7 @@ AGENTS = {
     [
         ("vtrace", "none", 0),
         ("r2d2", "none", 0),
-        ("vtrace", "none", 2),
+        pytest.param("vtrace", "none", 2, marks=pytest.mark.slow),
         pytest.param("r2d2", "none", 2, marks=pytest.mark.slow),
         pytest.param("vtrace", "gru", 0, marks=pytest.mark.slow),
         pytest.param("r2d2", "gru", 0, marks=pytest.mark.slow),

@@ -109,9 +109,12 @@ def _train(parser: _Parser, words: list[str]) -> int:
     parser.add_argument(
         "--init-from", metavar="RUN_DIR", type=_directory, help="begin with that run's parameters"
     )
+    parser.add_argument(
+        "--profile", action="store_true", help="write a trace of two updates to RUN_DIR, for ui.perfetto.dev"
+    )
     # Help comes last, since it shows the values of the configuration that the other words name.
     parser.add_argument("-h", "--help", action="store_true", help="show this, with the values of CONFIG")
-    own, overrides = _split(words, ("--run-dir", "--resume", "--init-from", "-h", "--help"))
+    own, overrides = _split(words, ("--run-dir", "--resume", "--init-from", "--profile", "-h", "--help"))
     options = parser.parse_args(own)
     path, run_dir = options.config, options.run_dir
     config = None
@@ -141,7 +144,14 @@ def _train(parser: _Parser, words: list[str]) -> int:
     with StopRequest() as stop:
         from zerocopy_seed.loops.train import train
 
-        return train(config, run_dir, resume=options.resume, init_from=options.init_from, stop=stop)
+        return train(
+            config,
+            run_dir,
+            resume=options.resume,
+            init_from=options.init_from,
+            profile=options.profile,
+            stop=stop,
+        )
 
 
 def _actor(parser: _Parser, words: list[str]) -> int:

@@ -1,4 +1,6 @@
 import dataclasses
+import gzip
+import json
 import os
 import shutil
 import sys
@@ -363,3 +365,14 @@ def test_catch_is_learned(tmp_path):
     rows = read_metrics(tmp_path)
     assert rows[0]["episode_return"] < 0.7 < 0.9 < rows[-1]["episode_return"]
     assert evaluate_run(tmp_path, num_episodes=64).returns.mean() >= 0.95
+
+
+def test_a_profile_is_a_trace_of_operations(tmp_path, capsys):
+    assert train(CATCH, tmp_path, profile=True) == 0
+    assert f"profile: {tmp_path / 'perfetto_trace.json.gz'}" in capsys.readouterr().out
+    with gzip.open(tmp_path / "perfetto_trace.json.gz") as trace:
+        events = json.load(trace)["traceEvents"]
+    operations = {event["name"] for event in events if event.get("ph") == "X"}
+    assert any("dot" in name or "fusion" in name for name in operations)
+    assert not (tmp_path / "profile").exists()
+    assert read_metrics(tmp_path)[-1]["env_steps"] >= CATCH.total_env_steps

@@ -28,6 +28,7 @@ from zerocopy_seed.loops.on_device import (
     spread_types,
 )
 from zerocopy_seed.loops.origin import load_origin
+from zerocopy_seed.loops.profiling import with_profile
 from zerocopy_seed.loops.record import DISPATCH_S, RunRecord, metrics_row
 from zerocopy_seed.loops.recording import check_recording, make_description, open_recording
 from zerocopy_seed.loops.run_checkpoint import CHECKPOINTS, empty_replay, restore_train_state, saves_replay
@@ -48,6 +49,7 @@ def train(
     *,
     resume: bool = False,
     init_from: pathlib.Path | None = None,
+    profile: bool = False,
     stop: StopRequest | None = None,
 ) -> int:
     """Trains `config` into `run_dir` until `total_env_steps`, SIGINT or SIGTERM; saves at the end.
@@ -57,6 +59,7 @@ def train(
       run_dir: made if it is not there; without `resume` it must not hold a run.
       resume: go on from the newest intact checkpoint of `run_dir`; if none was finished, from the start.
       init_from: a run directory whose parameters this one begins with.
+      profile: write a trace of two updates into `run_dir`, for Perfetto.
       stop: already listening for signals, since before the imports; None listens from here on.
 
     Returns:
@@ -66,15 +69,22 @@ def train(
       UserError: before anything is compiled or written, if the run cannot be begun.
     """
     if stop is not None:
-        return _train(config, run_dir, resume, init_from, stop)
+        return _train(config, run_dir, resume, init_from, profile, stop)
     with StopRequest() as stop:
-        return _train(config, run_dir, resume, init_from, stop)
+        return _train(config, run_dir, resume, init_from, profile, stop)
 
 
 def _train(
-    config: Config, run_dir: pathlib.Path, resume: bool, init_from: pathlib.Path | None, stop: StopRequest
+    config: Config,
+    run_dir: pathlib.Path,
+    resume: bool,
+    init_from: pathlib.Path | None,
+    profile: bool,
+    stop: StopRequest,
 ) -> int:
     if has_members(config):
+        if profile:
+            raise UserError("--profile", expected="one run", found="many seeds or settings at once")
         if init_from is not None:
             raise UserError("--init-from", expected="one run", found="many seeds or settings at once")
         return train_members(config, run_dir, resume, stop)
@@ -136,6 +146,8 @@ def _train(
             if description is not None:
                 recording = stack.enter_context(open_recording(config.record, description))
             program, state = stack.enter_context(source.program(state, run_dir, stop, recording))
+            if profile:
+                program = with_profile(program, run_dir)
             compile_s = time.perf_counter() - began
             metrics = stack.enter_context(
                 MetricsWriter(

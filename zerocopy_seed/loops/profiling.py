@@ -1,0 +1,49 @@
+"""A trace of a few updates, to look at in Perfetto."""
+
+from __future__ import annotations
+
+import pathlib
+import shutil
+from typing import Any
+
+import jax
+import numpy as np
+
+from zerocopy_seed.loops.console import complain, say
+from zerocopy_seed.loops.on_device import Program
+
+TRACE = "perfetto_trace.json.gz"
+_NUM_UPDATES = 2  # a trace has an event for every operation of every step
+
+
+def with_profile(program: Program, run_dir: pathlib.Path) -> Program:
+    """`program`, whose second dispatch is traced to `run_dir/perfetto_trace.json.gz` (https://ui.perfetto.dev).
+
+    The first two are short: one update that is left out, since its caches are cold, and the traced ones.
+    """
+    calls = 0
+
+    def dispatch(state: Any, window: Any, num_updates: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            return program.dispatch(state, window, np.minimum(num_updates, np.int32(1)))
+        if calls > 2:
+            return program.dispatch(state, window, num_updates)
+        scratch = run_dir / "profile"
+        try:
+            with jax.profiler.trace(scratch, create_perfetto_trace=True):
+                state, window = program.dispatch(
+                    state, window, np.minimum(num_updates, np.int32(_NUM_UPDATES))
+                )
+                jax.block_until_ready(state.learner.env_steps)
+            written = next(scratch.rglob(TRACE))
+            written.replace(run_dir / TRACE)
+            say(f"profile: {run_dir / TRACE}; open it at https://ui.perfetto.dev")
+        except (OSError, RuntimeError, StopIteration) as error:
+            complain(f"{run_dir}: no profile: {error or type(error).__name__}")
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        return state, window
+
+    return program._replace(dispatch=dispatch)

@@ -229,7 +229,12 @@ def main() -> None:
         description=(__doc__ or "").partition("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("checkout", type=pathlib.Path, help="a clone of PureJaxRL")
-    parser.add_argument("--env", nargs="+", default=["Breakout-MinAtar"], help="gymnax's games")
+    parser.add_argument(
+        "--env",
+        nargs="+",
+        default=["Breakout-MinAtar"],
+        help="gymnax's games; results of others, and of other seeds, are kept",
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="seeds of each")
     parser.add_argument("--total-env-steps", type=int, default=10_000_000, help="of every run")
     parser.add_argument("--thresholds", type=float, nargs="+", default=[25.0, 39.0], help="returns to reach")
@@ -247,7 +252,10 @@ def main() -> None:
 
     name = "purejaxrl_same_sizes" if arguments.same_sizes else "purejaxrl"
     arguments.out.mkdir(parents=True, exist_ok=True)
-    results: list[dict[str, Any]] = []
+    written = arguments.out / f"{name}.json"
+    results: list[dict[str, Any]] = json.loads(written.read_text()) if written.exists() else []
+    anew = [(env, seed) for env in arguments.env for seed in arguments.seeds]
+    results = [row for row in results if (row["env"], row["seed"]) not in anew]
     for env in arguments.env:
         for seed in arguments.seeds:
             for program in ("V-trace", "PureJaxRL's PPO"):
@@ -265,7 +273,7 @@ def main() -> None:
                     f"{result['env_steps'] / result['train_s']:,.0f} env_steps/s",
                     flush=True,
                 )
-                (arguments.out / f"{name}.json").write_text(json.dumps(results) + "\n")
+                written.write_text(json.dumps(results) + "\n")
     (arguments.out / f"{name}.md").write_text(table(results, arguments.thresholds))
     draw(results, arguments.out / f"{name}.png")
     print(table(results, arguments.thresholds))

@@ -13,6 +13,11 @@ from zerocopy_seed.config_sweep import has_members, learning_settings, make_memb
 
 MINIMAL = 'total_env_steps = 1000\nseed = 7\n[env]\nname = "gymnax:CartPole-v1"\nnum_envs = 16\n'
 
+LONG = (
+    "learning_rate", "optimizer_epsilon", "adam_b1", "adam_b2", "rmsprop_decay", "discount", "reward_clip",
+    "max_grad_norm", "baseline_cost",
+)  # fmt: skip
+
 
 @pytest.fixture
 def load(tmp_path):
@@ -95,6 +100,11 @@ def test_drawn_settings_are_log_uniform_and_drawn_together(load):
         ("agent.learning_rate = [true]", ("sweep.agent.learning_rate[0]", "a number", "found True")),
         ("agent.learning_rate = ['1e-3']", ("sweep.agent.learning_rate[0]", "a number")),
         ("agent.learning_rate = [1e-3, 0.001]", ("sweep.agent.learning_rate[1]", "found 0.001 again")),
+        ("agent.max_grad_norm = [" + "9" * 400 + "]", ("sweep.agent.max_grad_norm[0]", "a larger one")),
+        (
+            "\n".join(f"agent.{name} = [0.123456789012345]" for name in LONG),
+            ("sweep: expected settings whose names", "at most 200 characters", "in 9 settings"),
+        ),
         ("agent.learning_rate = []", ("sweep.agent.learning_rate", "a list of numbers")),
         ("agent.learning_rate = 1e-3", ("sweep.agent.learning_rate", "write [0.001]")),
         ("agent.learning_rate = { low = 0, high = 1, num = 3 }", ("sweep.agent.learning_rate", "0 < low")),

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from zerocopy_seed.curves import final_return, mean_curve, smoothed
+from zerocopy_seed.curves import final_return, mean_curve, read_points, smoothed
 from zerocopy_seed.interquartile import bootstrap_interval, interquartile_mean
+from zerocopy_seed.metrics import read_metrics
 
 
 @pytest.mark.parametrize("num_scores", [1, 2, 3, 4, 5, 8, 31, 32])
@@ -55,6 +56,14 @@ def test_final_return_is_of_the_last_tenth():
     assert final_return([*run[:3], {"env_steps": 95, "num_episodes": 0}, run[3]]) == pytest.approx(3.5)
     assert final_return([*run, {"env_steps": 10**6, "num_episodes": 0}]) is None
     assert final_return([]) is None
+
+
+def test_lines_that_no_run_wrote_are_passed_over(tmp_path):
+    lines = ['{"env_steps": "x", "episode_return": 3}', '{"env_steps": 10, "episode_return": "abc"}', "[1]"]
+    whole = '{"env_steps": 20, "episode_return": 4}'
+    (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, whole, whole[:9]]))
+    env_steps, returns = read_points(read_metrics(tmp_path))
+    assert (env_steps.tolist(), returns.tolist()) == ([20.0], [4.0])
 
 
 def test_smoothing_keeps_constants_and_needs_many_points():

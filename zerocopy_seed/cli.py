@@ -213,6 +213,7 @@ def _evaluate(parser: _Parser, words: list[str]) -> int:
         raise UserError("--seed", expected="at least 0 and less than 2^32", found=str(options.seed))
     load_run_config(options.run_dir)  # a wrong directory is refused before JAX is imported
 
+    from zerocopy_seed.loops.console import complain
     from zerocopy_seed.loops.evaluate import evaluate_run
 
     result = evaluate_run(
@@ -222,6 +223,7 @@ def _evaluate(parser: _Parser, words: list[str]) -> int:
         step=options.step,
         env=options.env,
         video=options.video,
+        warn=complain,
     )
     print(json.dumps(result.to_json_object()) if options.json else result)
     return 0

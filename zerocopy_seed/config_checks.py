@@ -133,7 +133,21 @@ def _validate_sources(config: Config) -> None:
             found=f"{total:g}",
             remedy=f"set sources.actors = {1.0 - sources.device:g}",
         )
+    if sources.actors_settings and not sources.actors_env:
+        raise UserError(
+            "sources.actors_settings",
+            expected="sources.actors_env with them",
+            found="none",
+            remedy="name it; env.settings are those of env.name",
+        )
     if sources.actors == 0.0:
+        if sources.actors_env:
+            raise UserError(
+                "sources.actors_env",
+                expected="a share for it, sources.actors",
+                found="0.0",
+                remedy="set sources.device and sources.actors, which add up to 1",
+            )
         return
     if sources.device == 0.0:
         raise UserError(

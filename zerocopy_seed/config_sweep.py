@@ -13,6 +13,7 @@ from zerocopy_envs.errors import UserError, did_you_mean, nearest
 from zerocopy_seed.config import Config, LearningConfig, Range
 from zerocopy_seed.config_keys import describe, keys, range_of, without_range
 
+_MAX_NAME = 200  # of a file's 255, with the seed behind it
 _MAX_MEMBERS = 1024
 _MAX_DRAWS = 100  # for each number, until all of them differ
 _DISTRIBUTION = ("low", "high", "num")
@@ -76,6 +77,15 @@ def make_members(config: Config) -> tuple[Member, ...]:
     alone = dataclasses.replace(
         config, num_seeds=1, sweep={}, devices=dataclasses.replace(config.devices, num_devices=1)
     )
+    longest = max(len(setting_name(setting)) for setting in settings)
+    if longest > _MAX_NAME:
+        raise UserError(
+            "sweep",
+            expected=f"settings whose names and values take at most {_MAX_NAME} characters, since members' "
+            "directories are named after them",
+            found=f"{longest} characters in {len(settings[0])} settings",
+            remedy="give those of one value in [agent]",
+        )
     members = []
     for setting, number in itertools.product(settings, range(config.num_seeds)):
         seed = config.seed + number
@@ -208,4 +218,7 @@ def _number(subject: str, value: Any, allowed: Range | None) -> float:
         raise UserError(subject, expected="a number", found=repr(value))
     if allowed is not None and value not in allowed:
         raise UserError(subject, expected=str(allowed), found=str(value))
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise UserError(subject, expected="a number that a float can hold", found="a larger one") from None

@@ -143,7 +143,12 @@ def _check(kind: Any, value: Any, subject: str) -> Any:
         element = typing.get_args(kind)[0]
         return tuple(_check(element, inner, f"{subject}[{place}]") for place, inner in enumerate(value))
     if kind is float and type(value) is int:
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise UserError(
+                subject, expected="a number that a float can hold", found="a larger one"
+            ) from None
     if type(value) is not (dict if kind == dict[str, Any] else kind):
         raise UserError(
             subject, expected=describe(kind), found=_show(value), remedy=_type_remedy(kind, value)

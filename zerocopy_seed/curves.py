@@ -43,7 +43,7 @@ class Curve(NamedTuple):
 
 def read_points(rows: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
     """(env_steps, episode returns), [n] each, of the lines in which episodes ended."""
-    points = [row for row in rows if row.get("episode_return") is not None]
+    points = [row for row in rows if type(row.get("episode_return")) in (int, float)]
     env_steps = np.array([row["env_steps"] for row in points], float)
     return env_steps, np.array([row["episode_return"] for row in points], float)
 

@@ -122,7 +122,7 @@ def read_metrics(run_dir: str | os.PathLike[str]) -> list[dict[str, Any]]:
             row = json.loads(line)
         except ValueError:
             continue
-        if isinstance(row, dict) and "env_steps" in row:
+        if isinstance(row, dict) and type(row.get("env_steps")) is int:
             rows.append(row)
     return rows
 

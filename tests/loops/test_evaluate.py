@@ -245,9 +245,12 @@ def test_json_comes_last_and_whole(trained, capsys):
         (["--step", "17"], "expected checkpoint 17"),
         (["--env", "zerocopy:Cacth"], "did you mean Catch"),
         (["--episodes", "0"], "--episodes"),
+        (["--video", "DIR.gif"], "expected a file, found a folder"),
     ],
 )
-def test_mistakes_are_one_line(trained, capsys, words, named):
+def test_mistakes_are_one_line(trained, tmp_path, capsys, words, named):
+    (tmp_path / "DIR.gif").mkdir()
+    words = [word.replace("DIR", str(tmp_path / "DIR")) for word in words]
     assert cli.main(["evaluate", str(trained), *words]) == 2
     errors = capsys.readouterr().err
     assert errors.count("\n") == 1 and named in errors

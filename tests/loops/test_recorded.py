@@ -24,6 +24,8 @@ from zerocopy_seed.loops.evaluate import evaluate_run
 from zerocopy_seed.loops.on_device import init_train_state
 from zerocopy_seed.loops.recorded import init_from_record
 from zerocopy_seed.loops.run_checkpoint import restore_train_state
+from zerocopy_seed.loops.run_dir import check_run_dir
+from zerocopy_seed.loops.run_lock import lock_directory
 from zerocopy_seed.loops.train import train
 from zerocopy_seed.metrics import read_metrics
 
@@ -286,6 +288,19 @@ def test_a_record_that_does_not_fit_is_not_appended_to(played, tmp_path, changes
         train(config, tmp_path / "run")
     assert {path: path.read_bytes() for path in record.iterdir()} == before
     assert not (tmp_path / "run").exists()
+
+
+def test_a_record_that_another_process_writes_is_left_alone_and_so_is_the_run_directory(tmp_path):
+    record = tmp_path / "record"
+    record.mkdir()
+    config = dataclasses.replace(PLAYED, record=RecordConfig(str(record)))
+    with lock_directory(record, "it", "records", "recording"), pytest.raises(UserError, match="record.dir"):
+        train(config, tmp_path / "run")
+    blocked = dataclasses.replace(PLAYED, record=RecordConfig(str(tmp_path / "file" / "record")))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="a directory that can be made"):
+        train(blocked, tmp_path / "run")
+    check_run_dir(PLAYED, tmp_path / "run", resume=False)  # nothing is there that another try would meet
 
 
 @pytest.mark.slow

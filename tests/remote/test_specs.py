@@ -66,6 +66,8 @@ def test_what_the_protocol_cannot_say_is_refused_where_it_is_made():
         (["picture"], "'picture'"),
         (['observation["\\x"]'], "quoted"),
         (["observation[00]"], "observation[00]"),
+        (["observation" + ".a" * 20_000], "at most 1000 characters"),
+        (["observation[" + "9" * 5_000 + "]"], "at most 1000 characters"),
     ],
 )
 def test_paths_that_make_no_tree_are_refused(paths, field):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import pathlib
+import warnings
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -171,6 +172,7 @@ def evaluate_run(
     step: int | Literal["best"] | None = None,
     env: str | None = None,
     video: pathlib.Path | None = None,
+    warn: Callable[[str], None] = warnings.warn,
 ) -> EvaluationResult:
     """Evaluates the checkpoint of a run directory, reading only its `config.toml` and `acting` item.
 
@@ -181,6 +183,7 @@ def evaluate_run(
       step: which checkpoint; "best" is the one that evaluated best, None takes the newest intact one.
       env: another environment with the same spec.
       video: where to show the first slot's first episode, a .gif or .mp4; recorded before the evaluation.
+      warn: called with a line for each checkpoint that is damaged and passed over.
 
     Raises:
       UserError: no such run or checkpoint, or an environment that does not fit or cannot be shown.
@@ -189,7 +192,7 @@ def evaluate_run(
         raise UserError("--episodes", expected="at least 1", found=str(num_episodes))
     if video is not None:
         check_video_path(video)
-    agent, environment, checkpoint_step, params = restore_acting(run_dir, step)
+    agent, environment, checkpoint_step, params = restore_acting(run_dir, step, warn=warn)
     config = load_run_config(run_dir).env
     if env is not None:
         other = find_environment(dataclasses.replace(config, name=env, settings={}))

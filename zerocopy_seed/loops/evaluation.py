@@ -65,8 +65,11 @@ class InActors:
     Between evaluations nobody takes its unrolls, so that acting stops by itself.
     """
 
-    def __init__(self, engine: Engine, actors: LocalActors, *, per_slot: int):
-        self._engine, self._actors, self._per_slot = engine, actors, per_slot
+    def __init__(
+        self, engine: Engine, failure: Callable[[], str], *, per_slot: int, warn: Callable[[str], None]
+    ):
+        self._engine, self._failure, self._per_slot, self._warn = engine, failure, per_slot, warn
+        self._has_failed = False
         self._stale: set[int] = set()
         self._episodes: list[list[tuple[float, int]]] = []
         self._is_busy = False
@@ -81,7 +84,12 @@ class InActors:
 
     def poll(self) -> EvaluationResult | None:
         """See `Evaluator`."""
-        self._actors.check()
+        if self._has_failed:
+            return None
+        if failure := self._failure():
+            self._has_failed = True
+            self._warn(f"{failure}; training goes on without evaluation")
+            return None
         if not self._is_busy:
             return None
         self._engine.discard(0.0)
@@ -136,9 +144,13 @@ def evaluate_in_actors(
     run = RunDescription("evaluation", environment.name, environment.settings, environment.spec, num_slots)
     with contextlib.ExitStack() as stack:
         socket = stack.enter_context(unix_socket())
-        stack.enter_context(Server(engine, run, (socket,), in_thread=True))
-        actors = stack.enter_context(LocalActors(socket, [num_slots], warn=warn))
-        yield InActors(engine, actors, per_slot=wanted.episodes // num_slots)
+        server = stack.enter_context(Server(engine, run, (socket,), in_thread=True))
+        actors = stack.enter_context(LocalActors(socket, [num_slots], warn=warn, name="evaluation actor"))
+
+        def failure() -> str:
+            return actors.check() or server.failure()
+
+        yield InActors(engine, failure, per_slot=wanted.episodes // num_slots, warn=warn)
 
 
 class Evaluation:

@@ -22,10 +22,13 @@ class LocalActors:
       address: where they join.
       num_envs: environments of each.
       warn: called with a line when one has ended.
+      name: what they are called there.
     """
 
-    def __init__(self, address: str, num_envs: Sequence[int], *, warn: Callable[[str], None]):
-        self._address, self._num_envs, self._warn = address, tuple(num_envs), warn
+    def __init__(
+        self, address: str, num_envs: Sequence[int], *, warn: Callable[[str], None], name: str = "local actor"
+    ):
+        self._address, self._num_envs, self._warn, self._name = address, tuple(num_envs), warn, name
         self._processes: list[subprocess.Popen] = []
         self._started_at: list[float] = []
         self._early_ends = 0
@@ -66,9 +69,9 @@ class LocalActors:
             self._early_ends = self._early_ends + 1 if is_early else 0
             if self._early_ends >= _MAX_EARLY_ENDS:
                 return (
-                    f"local actor {place}: ends with code {code} as soon as it starts; what it said is above"
+                    f"{self._name} {place}: ends with code {code} as soon as it starts; what it said is above"
                 )
-            self._warn(f"local actor {place} ended with code {code}; starting it anew")
+            self._warn(f"{self._name} {place} ended with code {code}; starting it anew")
             self._processes[place] = self._start(self._num_envs[place])
             self._started_at[place] = time.monotonic()
         return ""

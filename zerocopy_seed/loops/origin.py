@@ -8,6 +8,7 @@ from typing import NamedTuple
 import jax
 
 from zerocopy_seed.checkpoint import Checkpointer
+from zerocopy_seed.loops.console import complain
 from zerocopy_seed.loops.run_checkpoint import CHECKPOINTS, load_one_run_config
 from zerocopy_seed.types import ActingParams, Agent, LearnerState
 
@@ -31,5 +32,5 @@ def load_origin(run_dir: pathlib.Path, agent: Agent, learner: LearnerState) -> O
       UserError: no such run, or its parameters do not fit: names the first leaf and both shapes.
     """
     load_one_run_config(run_dir)  # a directory without a run, or with many, is refused by name
-    with Checkpointer(run_dir / CHECKPOINTS) as checkpointer:
+    with Checkpointer(run_dir / CHECKPOINTS, warn=complain) as checkpointer:
         return Origin(*checkpointer.restore("acting", jax.eval_shape(agent.acting, learner)))

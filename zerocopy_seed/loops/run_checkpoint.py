@@ -122,13 +122,17 @@ def load_one_run_config(run_dir: str | pathlib.Path) -> Config:
 
 
 def restore_acting(
-    run_dir: str | pathlib.Path, step: int | Literal["best"] | None = None
+    run_dir: str | pathlib.Path,
+    step: int | Literal["best"] | None = None,
+    *,
+    warn: Callable[[str], None] = warnings.warn,
 ) -> tuple[Agent, Vectorized | HostEnvironments, int, ActingParams]:
     """A run's agent, its environment, and the step and parameters of a checkpoint; reads only `acting`.
 
     Args:
       run_dir: what `train` wrote.
       step: which checkpoint; "best" is the one that evaluated best, None takes the newest intact one.
+      warn: called with a line for each checkpoint that is damaged and passed over.
 
     Raises:
       UserError: no such run or checkpoint.
@@ -145,6 +149,6 @@ def restore_acting(
             expected="a run with evaluation.every_env_steps",
             found=f"no {BEST} there",
         )
-    with Checkpointer(where) as checkpointer:
+    with Checkpointer(where, warn=warn) as checkpointer:
         found, params = checkpointer.restore("acting", target, None if step == "best" else step)
     return agent, environment, found, params

@@ -118,6 +118,7 @@ def _train(
     with (
         lock_run_dir(run_dir),
         Checkpointer(run_dir / CHECKPOINTS, config.checkpoint.max_to_keep, warn=complain) as saves,
+        contextlib.ExitStack() as whole_run,
     ):
         resumed_at = None
         if resume and saves.steps():
@@ -131,6 +132,9 @@ def _train(
                 say(line)
         elif resume:
             complain(f"{run_dir}: no checkpoint was finished there; starting from the beginning")
+        recording = None
+        if description is not None:  # others may hold the record: found before anything is written
+            recording = whole_run.enter_context(open_recording(config.record, description))
         write_config(config, run_dir)
         say("compiling ...")
         began = time.perf_counter()
@@ -142,9 +146,6 @@ def _train(
                 say(f"parameters of {init_from} at {origin.env_steps:,} env_steps")
                 state = state._replace(learner=agent.begin_from(state.learner, origin.params))
         with contextlib.ExitStack() as stack:
-            recording = None
-            if description is not None:
-                recording = stack.enter_context(open_recording(config.record, description))
             program, state = stack.enter_context(source.program(state, run_dir, stop, recording))
             if profile:
                 program = with_profile(program, run_dir)

@@ -82,10 +82,12 @@ def train_members(config: Config, run_dir: pathlib.Path, resume: bool, stop: Sto
             total = f"total_env_steps = {config.total_env_steps:,}"
             say(f"{run_dir}: all {len(members)} members are at or past {total}: nothing to do")
             return 0
-        write_config(config, run_dir)
-        for member, directory in zip(members, _directories(run_dir, members), strict=True):
+        for directory in _directories(run_dir, members):
             make_run_dir(directory)
             stack.enter_context(lock_run_dir(directory))
+        # all are ours before one is changed
+        write_config(config, run_dir)
+        for member, directory in zip(members, _directories(run_dir, members), strict=True):
             write_config(member.config, directory)
         for saves in all_saves:
             stack.enter_context(saves)

@@ -50,6 +50,8 @@ def check_video_path(path: pathlib.Path) -> None:
         )
     if not path.absolute().parent.is_dir():
         raise UserError(f"--video {path}", expected="an existing folder", found="none")
+    if path.is_dir():
+        raise UserError(f"--video {path}", expected="a file", found="a folder")
     if path.suffix == ".mp4":
         for module in ("imageio", "imageio_ffmpeg"):
             importlib.import_module(module)  # the command names the extra
@@ -97,6 +99,10 @@ def record_video(
     try:
         (_write_gif if path.suffix == ".gif" else _write_mp4)(part, [*map(_enlarge, frames)], seconds)
         os.replace(part, path)
+    except OSError as error:
+        raise UserError(
+            f"--video {path}", expected="a file that can be written", found=error.strerror or str(error)
+        ) from error
     finally:
         part.unlink(missing_ok=True)
     return f"{path}: {len(frames) - 1:,} steps, return {total:.2f}"

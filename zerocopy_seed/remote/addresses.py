@@ -103,10 +103,13 @@ def require_free(address: Address) -> None:
     """
     if address.path:
         path = pathlib.Path(address.path)
-        is_usable = path.parent.is_dir() and (not path.exists() or path.is_socket())
+        if not path.parent.is_dir():
+            raise taken(address, "its folder is not there")
+        if path.exists() and not path.is_socket():
+            raise taken(address, "a file is there")
         with socket.socket(socket.AF_UNIX) as probe:
-            if not is_usable or probe.connect_ex(address.path) == 0:
-                raise taken(address)
+            if probe.connect_ex(address.path) == 0:
+                raise taken(address, "somebody listens there")
         return
     try:
         (family, kind, protocol, _, where), *_ = socket.getaddrinfo(
@@ -116,15 +119,15 @@ def require_free(address: Address) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(where)
     except OSError as error:
-        raise taken(address) from error
+        raise taken(address, error.strerror or str(error)) from error
 
 
-def taken(address: Address) -> UserError:
-    """What to say of an address that cannot be listened on."""
+def taken(address: Address, why: str) -> UserError:
+    """What to say of an address that cannot be listened on, and why."""
     return UserError(
         f"address {address.text}",
         expected="one that can be listened on",
-        found="one that is taken, or not of this machine, or whose folder is not there",
+        found=why,
         remedy="choose another with --bridge.address",
     )
 

@@ -134,7 +134,7 @@ def _listen(server: grpc.aio.Server, address: Address) -> str:
     try:
         port = server.add_insecure_port(address.text)
     except RuntimeError as error:
-        raise taken(address) from error
+        raise taken(address, str(error)) from error
     return address.text if address.path else f"{address.text.rpartition(':')[0]}:{port}"
 
 

@@ -26,6 +26,7 @@ _DTYPES = {
     for name in ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
     + ("float16", "float32", "float64")
 }
+_MAX_PATH = 1000  # so that neither depth nor indices are without bounds
 _STEP = re.compile(r'\.(?P<name>[^.\[\]"]*)|\[(?:(?P<index>0|[1-9]\d*)|(?P<quoted>"(?:[^"\\]|\\.)*"))\]')
 
 
@@ -122,6 +123,8 @@ def _action(message: bridge_pb2.Spec) -> ActionSpec:
 def _split(path: str) -> list[str | int]:
     """`observation.camera[0]` as `["camera", 0]`."""
     steps, end = [], len("observation")
+    if len(path) > _MAX_PATH:
+        raise ProtocolError("spec.observation", f"paths of at most {_MAX_PATH} characters", f"{len(path)}")
     if path.startswith("observation"):
         while match := _STEP.match(path, end):
             name, index, quoted = match.group("name", "index", "quoted")

@@ -471,11 +471,33 @@ def test_specs_that_do_not_fit_are_refused():
     narrow = EnvironmentSpec(ArraySpec((84, 35, 1), np.uint8), DiscreteAction(2))
     with pytest.raises(UserError, match=r"nature_conv.*36 x 36.*\(84, 35, 1\)"):
         make_network(NetworkConfig(torso="nature_conv"), narrow)
-    with pytest.raises(UserError, match="BoundedAction"):
-        make_network(NetworkConfig(), EnvironmentSpec(VECTOR.observation, BoundedAction((2,))))
     mask = {"x": VECTOR.observation, "action_mask": ArraySpec((2,), np.bool_)}
     with pytest.raises(UserError, match=r"action_mask.*\(3,\).*\(2,\)"):
         make_network(NetworkConfig(), EnvironmentSpec(mask, DiscreteAction(3)))
+    with pytest.raises(UserError, match=r"action_mask.*none with bounded actions"):
+        make_network(NetworkConfig(), EnvironmentSpec(mask, BoundedAction((1,))))
+
+
+@pytest.mark.parametrize("scale", ["independent", "state"])
+def test_bounded_actions_have_means_and_deviations(scale):
+    spec = EnvironmentSpec(VECTOR.observation, BoundedAction((2, 1)))
+    config = NetworkConfig(
+        hidden_sizes=(8,), use_last_action=True, action_scale=scale, init_action_std=0.3, init="lecun"
+    )
+    network = make_network(config, spec)
+    last_action = jnp.asarray(normal(T, B, 2, 1))
+    inputs = make_inputs(normal(T, B, 4))._replace(last_action=last_action)
+    core = network.initial_core(B)
+    variables = network.init(jax.random.key(0, impl="threefry2x32"), inputs, core)
+    policy = np.asarray(network.apply(variables, inputs, core)[0].policy)
+    assert policy.shape == (T, B, 4)
+    std = 1e-3 + np.log1p(np.exp(policy[..., 2:]))
+    if scale == "independent":
+        np.testing.assert_allclose(std, 0.3, rtol=1e-5)
+    else:
+        assert std.std() > 0.01 and 0.1 < np.median(std) < 1
+    other = inputs._replace(last_action=-last_action)
+    assert not np.allclose(policy, network.apply(variables, other, core)[0].policy)
 
 
 @pytest.fixture

@@ -44,6 +44,7 @@ Decay = Annotated[float, Range(0.0, 1.0, open_end=True)]
 Weight = Annotated[float, Range(0.0, _LARGEST_FLOAT32)]
 Positive = Annotated[float, Range(0.0, _LARGEST_FLOAT32, open=True)]
 Limit = Annotated[float, Range(0.0, math.inf)]
+ActionStd = Annotated[float, Range(0.01, 10.0)]
 Horizon = Annotated[float, Range(0.0, math.inf, open=True)]
 
 
@@ -123,6 +124,10 @@ class VTraceConfig(LearningConfig):
     """Weight of half the squared value error."""
     normalize_advantages: bool = False
     """Scale the advantages of each minibatch to mean 0 and standard deviation 1."""
+    normalize_observations: bool = False
+    """Give float observations mean 0 and deviation 1, by statistics of all before, and clip them to +-10."""
+    normalize_rewards: bool = False
+    """Divide rewards by the deviation of their discounted sums, for learning; logged returns are not."""
     eval_greedy: bool = True
     """Evaluate at the policy's mode; false samples."""
 
@@ -213,6 +218,10 @@ class NetworkConfig:
     """Observations seen at once, stacked along the last axis."""
     init: Literal["orthogonal", "lecun"] = "orthogonal"
     """Initial weights of the dense and convolution layers."""
+    action_scale: Literal["independent", "state"] = "independent"
+    """Deviation of bounded actions: numbers learned for all observations, or outputs of the network."""
+    init_action_std: ActionStd = 0.5
+    """What it is at first, before actions are squashed by tanh."""
 
 
 @dataclasses.dataclass(frozen=True)

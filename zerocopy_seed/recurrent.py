@@ -11,9 +11,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from zerocopy_envs.types import EnvironmentSpec, MultiDiscreteAction, StepType, TimeStep
+from zerocopy_envs.types import EnvironmentSpec, StepType, TimeStep
 from zerocopy_seed.networks import NetworkInput
-from zerocopy_seed.networks.types import has_no_channels
+from zerocopy_seed.networks.types import has_no_channels, no_action
 from zerocopy_seed.types import Key, RecurrentState, split_action_mask
 
 Array = jax.Array
@@ -22,7 +22,7 @@ Array = jax.Array
 def initial_recurrent(
     network: Any, spec: EnvironmentSpec, frame_stack: int, batch_size: int
 ) -> RecurrentState:
-    """The state of `batch_size` slots before their first step: zeros, and -1 for the last action.
+    """The state of `batch_size` slots before their first step: zeros, and no last action.
 
     Args:
       network: anything with `initial_core(batch_size)`.
@@ -36,16 +36,14 @@ def initial_recurrent(
         frames = jax.tree.map(
             lambda leaf: jnp.zeros((batch_size, frame_stack - 1, *leaf.shape), leaf.dtype), rest
         )
-    heads = (len(spec.action.num_values),) if isinstance(spec.action, MultiDiscreteAction) else ()
-    last_action = jnp.full((batch_size, *heads), -1, jnp.int32)
-    return RecurrentState(network.initial_core(batch_size), frames, last_action)
+    return RecurrentState(network.initial_core(batch_size), frames, no_action(spec.action, (batch_size,)))
 
 
 def reset_recurrent(state: RecurrentState, first: Array) -> RecurrentState:
     """Forgets frames and last action where `first` [B] is True; the network does so with the core."""
     return state._replace(
         frames=jax.tree.map(lambda x: _where(first, jnp.zeros((), x.dtype), x), state.frames),
-        last_action=_where(first, jnp.int32(-1), state.last_action),
+        last_action=_where(first, _none(state.last_action), state.last_action),
     )
 
 
@@ -64,7 +62,7 @@ def stack_frames(frames: Any, observation: Any) -> tuple[Any, Any]:
         return observation, frames
     rest, mask = split_action_mask(observation)
     joined = jax.tree.map(lambda old, x: jnp.concatenate([old, x[:, None]], axis=1), frames, rest)
-    stacked = jax.tree.map(lambda x: _join(list(jnp.moveaxis(x, 1, 0)), x.ndim - 2), joined)
+    stacked = jax.tree.map(lambda x: join_frames(list(jnp.moveaxis(x, 1, 0)), x.ndim - 2), joined)
     return _with_mask(stacked, mask), jax.tree.map(lambda x: x[:, 1:], joined)
 
 
@@ -96,7 +94,7 @@ def stack_frames_unroll(frames: Any, observation: Any, first: Array) -> Any:
             _where(visible[lag], past[num_lags - lag : num_lags - lag + num_rows], jnp.zeros((), x.dtype))
             for lag in range(num_lags, 0, -1)
         ]
-        return _join([*lagged, x], x.ndim - 2)
+        return join_frames([*lagged, x], x.ndim - 2)
 
     return _with_mask(jax.tree.map(stack, frames, rest), mask)
 
@@ -105,14 +103,14 @@ def last_actions(entering: Array, action: Array, first: Array) -> Array:
     """The last action of every row of an unroll.
 
     Args:
-      entering: [B] or [B, heads] int32, before row 0.
-      action: [T, B] or [T, B, heads] int32.
-      first: [T+1, B] bool, where an episode begins; -1 there.
+      entering: [B] or [B, heads] int32, or [B, *shape] float32, before row 0.
+      action: [T, B, ...] likewise.
+      first: [T+1, B] bool, where an episode begins; -1 (float: 0) there.
 
     Returns:
-      [T+1, B] or [T+1, B, heads] int32.
+      [T+1, B, ...].
     """
-    return _where(first, jnp.int32(-1), jnp.concatenate([entering[None], action]))
+    return _where(first, _none(action), jnp.concatenate([entering[None], action]))
 
 
 def network_input_step(state: RecurrentState, timestep: TimeStep) -> tuple[NetworkInput, Any]:
@@ -152,14 +150,19 @@ def network_input_unroll(state: RecurrentState, timestep: TimeStep, action: Arra
     )
 
 
+def _none(actions: Array) -> Array:
+    """What stands for no action among those; see `networks.types.no_action`."""
+    return jnp.array(0 if jnp.issubdtype(actions.dtype, jnp.floating) else -1, actions.dtype)
+
+
 def _where(condition: Array, x: Array, y: Array) -> Array:
     """`jnp.where` with a condition that lacks trailing dimensions."""
     rank = max(x.ndim, y.ndim)
     return jnp.where(condition.reshape(condition.shape + (1,) * (rank - condition.ndim)), x, y)
 
 
-def _join(frames: list[Array], rank: int) -> Array:
-    """Frames [..., *shape], oldest first, `shape` of this rank, along the channels."""
+def join_frames(frames: list[Array], rank: int) -> Array:
+    """Stacks frames [..., *shape], oldest first and `shape` of this rank, along the channels."""
     return jnp.stack(frames, -1) if has_no_channels((0,) * rank) else jnp.concatenate(frames, -1)
 
 

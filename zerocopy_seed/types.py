@@ -53,7 +53,8 @@ class RecurrentState(NamedTuple):
       core: the recurrent core's state, a pytree [B, ...]; () without a core.
       frames: the `frame_stack - 1` observations before this one, a pytree [B, frame_stack - 1, ...], oldest
         first; () without stacking. Zeros where the episode had not begun.
-      last_action: [B] or [B, heads] int32, or [B, A] float32 for bounded actions; -1 (float: 0) at FIRST.
+      last_action: [B] or [B, heads] int32, or [B, *shape] float32 for bounded actions, as the environment
+        took them; -1 (float: 0) at FIRST.
     """
 
     core: Any
@@ -87,7 +88,7 @@ class Trajectory(NamedTuple):
 
     Attributes:
       timestep: [T+1, B, ...]; row T only bootstraps.
-      action: [T, B], or [T, B, heads or A].
+      action: [T, B], or [T, B, heads], or [T, B, *shape], as the environment took it.
       actor_output: [T, B, ...] what the behaviour policy said.
       recurrent: [B, ...] recurrent state entering row 0.
       slot: [B] int32, where the unroll came from.

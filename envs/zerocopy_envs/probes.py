@@ -9,6 +9,8 @@ Each is a factory for `make("zerocopy_envs.probes:NAME")`. With discount gamma:
 - `truncated(length)`: reward 1 a step, cut after `length` steps, never terminated. V = 1 / (1 - gamma).
 - `masked`: one step, three actions, one of which is illegal (the mask names it) and would pay 10;
   of the legal ones the one that the observation names pays 1, the other 0. V* = 1.
+- `bounded_target(offset, scale)`: one step, two bounded actions that must be where the observation says, and
+  that is `offset` plus `scale` times the place; 1 minus the mean squared distance. V* = 1.
 - `two_heads`: one step, heads of 3 and 2 values; 1/2 for each head that copies the observation. V* = 1.
 """
 
@@ -25,6 +27,7 @@ from zerocopy_envs.types import (
     ActionSpec,
     Array,
     ArraySpec,
+    BoundedAction,
     DiscreteAction,
     EnvironmentSpec,
     Key,
@@ -183,4 +186,20 @@ def two_heads() -> Probe:
         draw,
         observe,
         lambda state, action: jnp.mean((action == state.secret).astype(jnp.float32)),
+    )
+
+
+def bounded_target(offset: float = 0.0, scale: float = 1.0) -> Probe:
+    """One step, two bounded actions: are they squashed on both sides, is a shifted observation normalised?
+
+    The observation, float32 [2], is `offset + scale * target`, targets uniform in [-0.8, 0.8].
+    """
+    minimum, maximum = offset - abs(scale), offset + abs(scale)
+    return Probe(
+        ArraySpec((2,), np.dtype(np.float32), minimum, maximum),
+        BoundedAction((2,)),
+        1,
+        lambda key: jax.random.uniform(key, (2,), jnp.float32, -0.8, 0.8),
+        lambda state: offset + scale * state.secret,
+        lambda state, action: 1.0 - jnp.mean(jnp.square(action - state.secret)),
     )

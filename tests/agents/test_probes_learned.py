@@ -206,3 +206,10 @@ def test_q_of_legal_actions():
     q = outputs({"action_mask": mask, "target": target})
     np.testing.assert_array_equal(q[~mask], np.float32(ILLEGAL_LOGIT))
     np.testing.assert_allclose(q[mask], [1, 0, 0, 1], atol=0.1)
+
+
+def test_bounded_actions_are_learned_from_a_shifted_observation():
+    # At random they are worth 0.45; without normalisation the torso sees the same, saturated, everywhere.
+    config = dataclasses.replace(CONFIG, normalize_observations=True, normalize_rewards=True)
+    window, outputs = learn_probe("bounded_target", config=config, offset=100.0, scale=5.0)
+    assert mean_return(window) > 0.9

@@ -22,7 +22,9 @@ from zerocopy_seed.loops.on_device import (
     shard_train_state,
 )
 from zerocopy_seed.networks import make_network
+from zerocopy_seed.ops.counters import as_int
 from zerocopy_seed.ops.distributions import make_distribution
+from zerocopy_seed.ops.running_moments import mean_and_variance
 from zerocopy_seed.ops.vtrace import vtrace
 from zerocopy_seed.recurrent import network_input_unroll
 from zerocopy_seed.rollout import unroll
@@ -42,8 +44,8 @@ LSTM = NetworkConfig(
 )
 
 
-def make(environment_name, config, network=SMALL, num_envs=16, seed=0):
-    environment = make_environment(EnvConfig(environment_name))
+def make(environment_name, config, network=SMALL, num_envs=16, seed=0, settings=None):
+    environment = make_environment(EnvConfig(environment_name, settings=settings or {}))
     agent = make_agent(config, network, environment.spec, num_slots=num_envs)
     state = jax.jit(lambda: init_train_state(agent, environment, seed, num_envs))()
     return agent, environment, state
@@ -65,17 +67,21 @@ def one_unroll(agent, environment, state, length):
 
 
 @pytest.mark.parametrize(
-    "network",
+    ("name", "network"),
     [
-        LSTM,
-        pytest.param(SMALL, marks=pytest.mark.slow),
-        pytest.param(dataclasses.replace(LSTM, core="gru", frame_stack=1), marks=pytest.mark.slow),
+        ("zerocopy:Catch", LSTM),
+        ("gymnax:PointRobot-misc", LSTM),
+        pytest.param("zerocopy:Catch", SMALL, marks=pytest.mark.slow),
+        pytest.param(
+            "zerocopy:Catch", dataclasses.replace(LSTM, core="gru", frame_stack=1), marks=pytest.mark.slow
+        ),
     ],
-    ids=["lstm", "mlp", "gru"],
+    ids=["lstm", "bounded-lstm", "mlp", "gru"],
 )
-def test_the_learner_sees_what_the_actor_saw(network):
+def test_the_learner_sees_what_the_actor_saw(name, network):
     # The state entering row 0, re-unrolled with the acting weights, gives the actor's own log-probabilities.
-    agent, environment, state = make("zerocopy:Catch", VTraceConfig(), network)
+    settings = {"max_steps_in_episode": 10} if name == "gymnax:PointRobot-misc" else {}
+    agent, environment, state = make(name, VTraceConfig(), network, settings=settings)
     actor, _ = one_unroll(agent, environment, state, 25)
     state = state._replace(actor=actor)
     _, trajectory = one_unroll(agent, environment, state, 25)
@@ -194,7 +200,15 @@ PASSES = VTraceConfig(
 @pytest.mark.parametrize(
     ("config", "network"),
     [
-        (VTraceConfig(num_shards=8, normalize_advantages=True), SMALL),
+        (
+            VTraceConfig(
+                num_shards=8,
+                normalize_advantages=True,
+                normalize_observations=True,
+                normalize_rewards=True,
+            ),
+            SMALL,
+        ),
         pytest.param(PASSES, SMALL, marks=pytest.mark.slow),
         pytest.param(PASSES, LSTM, marks=pytest.mark.slow),
     ],
@@ -226,10 +240,14 @@ def test_one_update_on_eight_devices_is_one_update_on_one(config, network):
 
     assert int(alone.learner.env_steps.low) == int(together.learner.env_steps.low) < 32 * 13
     np.testing.assert_array_equal(alone.actor.timestep.observation, together.actor.timestep.observation)
-    for a, b in zip(
-        jax.tree.leaves(alone.learner.params), jax.tree.leaves(together.learner.params), strict=True
-    ):
+    learned = [
+        (learner.params, [mean_and_variance(moments) for moments in learner.statistics])
+        for learner in (alone.learner, together.learner)
+    ]
+    for a, b in zip(*map(jax.tree.leaves, learned), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
+    for moments in together.learner.statistics:
+        assert as_int(moments.count) == as_int(alone.learner.env_steps)
     for a, b in zip(jax.tree.leaves(alone_window), jax.tree.leaves(window), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-5)
 

@@ -3,8 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from zerocopy_envs.errors import UserError
-from zerocopy_envs.types import BoundedAction, DiscreteAction, MultiDiscreteAction
+from zerocopy_envs.types import DiscreteAction, MultiDiscreteAction
 from zerocopy_seed.ops.distributions import apply_action_mask, make_distribution
 
 INF = float("inf")
@@ -156,8 +155,3 @@ def test_the_mask_takes_the_illegal_actions_gradient():
     )
     gradient = jax.grad(loss)(logits)
     assert gradient[0, 1] == 0 and gradient[0, 0] != 0
-
-
-def test_bounded_actions_are_refused():
-    with pytest.raises(UserError, match=r"BoundedAction\(shape=\(3,\)\).*discrete"):
-        make_distribution(BoundedAction((3,)))

@@ -68,7 +68,7 @@ def require_discrete_action(spec: EnvironmentSpec) -> None:
             "env.name",
             expected="an environment of one discrete action with agent.name = 'r2d2'",
             found=f"one of {'several discrete actions' if several else 'continuous actions'}",
-            remedy="choose another" + (", or set agent.name = 'vtrace'" if several else ""),
+            remedy="choose another, or set agent.name = 'vtrace'",
         )
 
 

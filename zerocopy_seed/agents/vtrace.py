@@ -13,6 +13,7 @@ from jax import lax
 
 from zerocopy_envs.types import EnvironmentSpec, TimeStep
 from zerocopy_seed.agents.minibatch import scan_minibatches, sum_gradients
+from zerocopy_seed.agents.normalization import make_normalizer
 from zerocopy_seed.agents.optimizer import decayed_learning_rate, float_settings, make_optimizer
 from zerocopy_seed.config import VTraceConfig
 from zerocopy_seed.ops import counters
@@ -44,9 +45,15 @@ DEVICE, ACTORS = "device", "actors"
 
 
 class VTraceOutput(NamedTuple):
-    """What the behaviour policy said: `log_prob` [B] float32 of the action taken."""
+    """What the behaviour policy said.
+
+    Attributes:
+      log_prob: [B] float32, of the action taken.
+      raw_action: [B, A] float32, what a bounded action was squashed from; () for others.
+    """
 
     log_prob: Array
+    raw_action: Any = ()
 
 
 class VTraceParams(NamedTuple):
@@ -81,6 +88,13 @@ def make_vtrace_agent(
       num_on_device: slots below this are on the device, the others in actors: metrics tell them apart.
     """
     distribution = make_distribution(spec.action)
+    normalizer = make_normalizer(
+        spec,
+        observations=config.normalize_observations,
+        rewards=config.normalize_rewards,
+        frame_stack=frame_stack,
+        axis_name=axis_name,
+    )
     # The mean advantage of a minibatch is known only when all of it is.
     in_pieces = jax.default_backend() == "cpu" and not config.normalize_advantages
     max_rows = None
@@ -100,7 +114,7 @@ def make_vtrace_agent(
             opt_state=make_optimizer(config.optimizer, settings, settings["learning_rate"]).init(params),
             target=(),
             replay=(),
-            statistics=(),
+            statistics=normalizer.init(),
             key=learner_key,
             env_steps=counters.make_counter(),
             num_updates=counters.make_counter(),
@@ -117,22 +131,33 @@ def make_vtrace_agent(
         params: ActingParams, state: AgentState, timestep: TimeStep, mode: Mode
     ) -> tuple[Array, VTraceOutput, AgentState]:
         inputs, frames = network_input_step(state.recurrent, timestep)
+        inputs = inputs._replace(observation=normalizer.observation(params.statistics, inputs.observation))
         output, core = network.apply(params.network, inputs, state.recurrent.core)
         policy = output.policy[0]
         key = state.exploration.key
         if mode is Mode.EVALUATE and config.eval_greedy:
-            action = distribution.mode(policy)
+            sample = distribution.mode(policy)
         else:
             key, uniforms = next_uniforms(key, distribution.num_uniforms)
-            action = distribution.sample(policy, uniforms)
+            sample = distribution.sample(policy, uniforms)
+        action = distribution.to_action(sample)
         recurrent = state.recurrent._replace(core=core, frames=frames, last_action=action)
-        log_prob = distribution.log_prob(policy, action)
-        return action, VTraceOutput(log_prob), AgentState(recurrent, Exploration(key))
+        said = VTraceOutput(distribution.log_prob(policy, sample), sample if distribution.is_squashed else ())
+        return action, said, AgentState(recurrent, Exploration(key))
+
+    def clip_rewards(batch: Trajectory, settings: dict[str, Array]) -> Array:
+        limit = settings["reward_clip"]
+        return jnp.clip(batch.timestep.reward[1:], -limit, limit)
 
     def loss_fn(
-        params: VTraceParams, batch: Trajectory, settings: dict[str, Array], num_valid: Array
+        params: VTraceParams,
+        batch: Trajectory,
+        statistics: Any,
+        settings: dict[str, Array],
+        num_valid: Array,
     ) -> tuple[Array, dict[str, Array]]:
         inputs = network_input_unroll(batch.recurrent, batch.timestep, batch.action)
+        inputs = inputs._replace(observation=normalizer.observation(statistics, inputs.observation))
         output, _ = network.apply(params.network, inputs, batch.recurrent.core)
         policy, values = output.policy[:-1], output.value
 
@@ -142,12 +167,12 @@ def make_vtrace_agent(
         def mean(rows):
             return jnp.where(valid, rows, 0.0).sum() / num_valid
 
-        log_prob = distribution.log_prob(policy, batch.action)
+        taken = batch.actor_output.raw_action if distribution.is_squashed else batch.action
+        log_prob = distribution.log_prob(policy, taken)
         log_rho = lax.stop_gradient(log_prob) - batch.actor_output.log_prob
-        reward_clip = settings["reward_clip"]
         corrected = vtrace(
             lax.stop_gradient(values),
-            jnp.clip(batch.timestep.reward[1:], -reward_clip, reward_clip),
+            normalizer.reward(statistics, clip_rewards(batch, settings)),
             settings["discount"] * batch.timestep.discount[1:],
             log_rho,
             valid,
@@ -204,6 +229,8 @@ def make_vtrace_agent(
         settings = state.settings
         learning_rate = decayed_learning_rate(settings, state.env_steps)
         optimizer = make_optimizer(config.optimizer, settings, learning_rate)
+        rewards = clip_rewards(trajectory, settings)
+        statistics = normalizer.add_rewards(state.statistics, trajectory, rewards, settings["discount"])
 
         def update(carry, batch: Trajectory):
             params, opt_state = carry
@@ -211,7 +238,7 @@ def make_vtrace_agent(
             num_valid = jnp.maximum(count_valid(batch), 1).astype(jnp.float32)
 
             def gradients(params, piece):
-                return jax.grad(loss_fn, has_aux=True)(params, piece, settings, num_valid)
+                return jax.grad(loss_fn, has_aux=True)(params, piece, statistics, settings, num_valid)
 
             local_params = local_copy(params, axis_name)
             grads, metrics = sum_gradients(gradients, local_params, batch, max_rows=max_rows)
@@ -240,6 +267,8 @@ def make_vtrace_agent(
         return state._replace(
             params=params,
             opt_state=opt_state,
+            # Observations count only now: those of this batch were acted upon with the statistics before it.
+            statistics=normalizer.add_observations(statistics, trajectory),
             key=next_key,
             env_steps=counters.increment(state.env_steps, count_valid(trajectory)),
             num_updates=counters.increment(state.num_updates, jnp.int32(1)),

@@ -26,7 +26,8 @@ constructed as `Class(spec=spec, num_policy_params=P, **network.settings)` and k
             return ()
 
 `num_policy_params` is the `num_params` of `zerocopy_seed.ops.distributions.make_distribution(spec.action)`.
-Where actions can be illegal, put the logits through `apply_action_mask` of the same module.
+Where actions can be illegal, put the logits through `apply_action_mask` of the same module. Where they are
+bounded, P = 2 A: A means, and A numbers x that make deviations of 0.001 + softplus(x), before the squashing.
 """
 
 from zerocopy_seed.networks.factory import make_network

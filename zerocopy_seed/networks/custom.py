@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from zerocopy_envs.errors import UserError, did_you_mean, users_code
-from zerocopy_envs.types import BoundedAction, DiscreteAction, EnvironmentSpec
+from zerocopy_envs.types import EnvironmentSpec
 from zerocopy_seed.config import NetworkConfig
-from zerocopy_seed.networks.types import NetworkInput, NetworkOutput, stacked_shape
+from zerocopy_seed.networks.types import NetworkInput, NetworkOutput, no_action, stacked_shape
 from zerocopy_seed.types import split_action_mask
 
 _GIVEN = ("spec", "num_policy_params")
@@ -168,11 +168,9 @@ def _zero_inputs(spec: EnvironmentSpec, frame_stack: int, steps: int, batch: int
     )
     if mask is not None:
         rest["action_mask"] = jnp.ones((steps, batch, *mask.shape), mask.dtype)
-    assert not isinstance(spec.action, BoundedAction)  # refused by make_distribution
-    heads = () if isinstance(spec.action, DiscreteAction) else (len(spec.action.num_values),)
     return NetworkInput(
         rest,
-        jnp.full((steps, batch, *heads), -1, jnp.int32),
+        no_action(spec.action, (steps, batch)),
         jnp.zeros((steps, batch)),
         jnp.zeros((steps, batch), bool),
     )

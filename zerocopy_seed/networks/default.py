@@ -20,8 +20,9 @@ class Network(nn.Module):
       torso: observation [N, ...] -> features [N, F].
       core: features [T, B, F] -> [T, B, size], or None.
       heads: features [T, B, F], mask [T, B, P] or None -> the network's output.
-      action_sizes: numbers of values of the action's heads; of the one head of a discrete action.
-      use_last_action: join the last action, one-hot, to the torso's features.
+      action_sizes: numbers of values of the action's heads; of the one head of a discrete action; () if it is
+        bounded.
+      use_last_action: join the last action to the torso's features, one-hot or, if bounded, as it is.
       use_last_reward: join the last reward.
     """
 
@@ -39,8 +40,9 @@ class Network(nn.Module):
         rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), observation)
         features = [self.torso(rows).reshape(*steps, -1)]
         if self.use_last_action:
-            last = inputs.last_action.reshape(*steps, len(self.action_sizes))
-            features += [jax.nn.one_hot(last[..., i], size) for i, size in enumerate(self.action_sizes)]
+            last = inputs.last_action.reshape(*steps, -1)
+            one_hot = [jax.nn.one_hot(last[..., i], size) for i, size in enumerate(self.action_sizes)]
+            features += one_hot or [last]
         if self.use_last_reward:
             features.append(inputs.reward[..., None].astype(jnp.float32))
         joined = jnp.concatenate(features, axis=-1)

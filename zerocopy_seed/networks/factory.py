@@ -10,14 +10,14 @@ import flax.linen as nn
 import jax
 
 from zerocopy_envs.errors import UserError
-from zerocopy_envs.types import BoundedAction, DiscreteAction, EnvironmentSpec
+from zerocopy_envs.types import BoundedAction, DiscreteAction, EnvironmentSpec, MultiDiscreteAction
 from zerocopy_seed.config import NetworkConfig
 from zerocopy_seed.networks.conv import default_conv_method
 from zerocopy_seed.networks.convolutions import make_convolutions
 from zerocopy_seed.networks.core import GRU, LSTM
 from zerocopy_seed.networks.custom import make_custom_network
 from zerocopy_seed.networks.default import Network
-from zerocopy_seed.networks.heads import PolicyValueHeads, dense_init
+from zerocopy_seed.networks.heads import BoundedPolicyValueHeads, PolicyValueHeads, dense_init
 from zerocopy_seed.networks.torso import Torso
 from zerocopy_seed.networks.types import stacked_shape
 from zerocopy_seed.ops.distributions import make_distribution
@@ -28,14 +28,14 @@ _CORES = {"lstm": LSTM, "gru": GRU}
 
 
 def make_network(
-    config: NetworkConfig, spec: EnvironmentSpec, heads: Callable[..., nn.Module] = PolicyValueHeads
+    config: NetworkConfig, spec: EnvironmentSpec, heads: Callable[..., nn.Module] | None = None
 ) -> nn.Module:
     """The network of a configuration, without parameters yet.
 
     Args:
       config: which network.
       spec: of the environment, its observation not stacked.
-      heads: makes the default network's last module, called as
+      heads: makes the default network's last module (None: a policy's and a value's), called as
         `heads(num_policy_params=P, scaled_init=..., hidden_sizes=..., activation=...)`, where
         `scaled_init(scale)` gives initial weights as configured and the others are for dense layers before
         its outputs; the module takes features [T, B, F] and the mask of legal actions [T, B, P] or None. A
@@ -55,6 +55,13 @@ def make_network(
             expected="an array beside action_mask",
             found="none",
             remedy="add one; a constant will do",
+        )
+    if mask is not None and isinstance(spec.action, BoundedAction):
+        raise UserError(
+            "environment's action_mask",
+            expected="none with bounded actions, all of which are legal",
+            found=f"shape {mask.shape}",
+            remedy="give that entry another name",
         )
     if mask is not None and mask.shape != (num_params,):
         raise UserError(
@@ -79,8 +86,17 @@ def make_network(
         config.standardize_pictures,
     )
     core = _CORES[config.core](config.core_size, scaled_init(1.0)) if config.core != "none" else None
-    action = spec.action
-    assert not isinstance(action, BoundedAction)  # refused by make_distribution
+    action_sizes: tuple[int, ...] = ()
+    if isinstance(spec.action, DiscreteAction):
+        action_sizes = (spec.action.num_values,)
+    elif isinstance(spec.action, MultiDiscreteAction):
+        action_sizes = tuple(spec.action.num_values)
+    if heads is None:
+        heads = PolicyValueHeads
+        if isinstance(spec.action, BoundedAction):
+            heads = functools.partial(
+                BoundedPolicyValueHeads, scale=config.action_scale, init_std=config.init_action_std
+            )
     return Network(
         torso,
         core,
@@ -90,7 +106,7 @@ def make_network(
             hidden_sizes=tuple(config.head_hidden_sizes),
             activation=activation,
         ),
-        (action.num_values,) if isinstance(action, DiscreteAction) else tuple(action.num_values),
+        action_sizes,
         config.use_last_action,
         config.use_last_reward,
     )

@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+
+from zerocopy_envs.types import ActionSpec, BoundedAction, MultiDiscreteAction
 
 Array = jax.Array
 
@@ -14,7 +17,8 @@ class NetworkInput(NamedTuple):
 
     Attributes:
       observation: a pytree [T, B, ...]; with frame stacking already stacked, see `stacked_shape`.
-      last_action: [T, B] or [T, B, heads] int32; -1 where there is none.
+      last_action: [T, B] or [T, B, heads] int32, -1 where there is none; [T, B, *shape] float32 for bounded
+        actions, 0 where there is none.
       reward: [T, B] float32, what the last action earned.
       first: [T, B] bool, True where an episode begins.
     """
@@ -29,12 +33,21 @@ class NetworkOutput(NamedTuple):
     """Policy and value heads' output.
 
     Attributes:
-      policy: [T, B, P] float32, the action distribution's parameters; illegal actions are masked already.
+      policy: [T, B, P] float32, the action distribution's parameters: logits, in which illegal actions are
+        masked already; of bounded actions the means, then what makes the deviations.
       value: [T, B] float32.
     """
 
     policy: Array
     value: Array
+
+
+def no_action(action: ActionSpec, lead: tuple[int, ...]) -> Array:
+    """The last action where there is none, [*lead, ...]: -1 (int32), of bounded actions 0 (float32)."""
+    if isinstance(action, BoundedAction):
+        return jnp.zeros((*lead, *action.shape), jnp.float32)
+    heads = (len(action.num_values),) if isinstance(action, MultiDiscreteAction) else ()
+    return jnp.full((*lead, *heads), -1, jnp.int32)
 
 
 def stacked_shape(shape: tuple[int, ...], frame_stack: int) -> tuple[int, ...]:

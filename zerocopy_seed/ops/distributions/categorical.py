@@ -1,4 +1,4 @@
-"""Distributions over actions, as functions of a network's output.
+"""Discrete actions: one categorical distribution, or one per head.
 
 A logit of -inf marks an illegal action. Logits are raised to a finite floor before anything else, so that
 probabilities of illegal actions are exactly 0 while every result and every gradient stays finite.
@@ -6,63 +6,13 @@ probabilities of illegal actions are exactly 0 while every result and every grad
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 
-from zerocopy_envs.errors import UserError
-from zerocopy_envs.types import ActionSpec, DiscreteAction, MultiDiscreteAction
-
-Array = jax.Array
+from zerocopy_seed.ops.distributions.types import ActionDistribution, Array
 
 ILLEGAL_LOGIT = -1e9  # finite: 0 * -inf is NaN, in values and in gradients
 _MAX_UNROLLED_ACTIONS = 64
-
-
-@dataclasses.dataclass(frozen=True)
-class ActionDistribution:
-    """A family of distributions over one kind of action: pure functions of its parameters.
-
-    All but the two numbers work over any leading dimensions, here [...].
-
-    Attributes:
-      num_params: P, how many numbers a network must put out per row.
-      num_uniforms: U, how many random numbers a sample takes.
-      sample: params [..., P], uniforms [..., U] float32 in [0, 1) -> action [...] or [..., heads], int32.
-      mode: params [..., P] -> the most probable action.
-      log_prob: params [..., P], action -> [...] float32; about -1e9 for an illegal action.
-      entropy: params [..., P] -> [...] float32, in nats.
-    """
-
-    num_params: int
-    num_uniforms: int
-    sample: Callable[[Array, Array], Array]
-    mode: Callable[[Array], Array]
-    log_prob: Callable[[Array, Array], Array]
-    entropy: Callable[[Array], Array]
-
-
-def make_distribution(action_spec: ActionSpec) -> ActionDistribution:
-    """The distribution for a kind of action: categorical, or one categorical per head.
-
-    The parameters of a multi-discrete distribution are its heads' logits, concatenated; its heads are
-    independent, so that log-probabilities and entropies are sums over heads.
-
-    Raises:
-      UserError: for bounded (continuous) actions.
-    """
-    if isinstance(action_spec, DiscreteAction):
-        return _categorical(action_spec.num_values)
-    if isinstance(action_spec, MultiDiscreteAction):
-        return _multi_categorical(action_spec.num_values)
-    raise UserError(
-        f"environment's action {action_spec}",
-        expected="a discrete or multi-discrete action",
-        found="a continuous one",
-        remedy="continuous control is not supported yet: choose an environment with discrete actions",
-    )
 
 
 def apply_action_mask(logits: Array, mask: Array) -> Array:
@@ -78,11 +28,16 @@ def apply_action_mask(logits: Array, mask: Array) -> Array:
     return jnp.where(mask.astype(bool), logits, ILLEGAL_LOGIT)
 
 
-def _categorical(num_values: int) -> ActionDistribution:
+def make_categorical(num_values: int) -> ActionDistribution:
+    """One of `num_values` actions; the parameters are logits."""
     return ActionDistribution(num_values, _num_uniforms(num_values), _sample, _mode, _log_prob, _entropy)
 
 
-def _multi_categorical(num_values: tuple[int, ...]) -> ActionDistribution:
+def make_multi_categorical(num_values: tuple[int, ...]) -> ActionDistribution:
+    """Heads of so many values each; the parameters are their logits, concatenated.
+
+    Heads are independent, so that log-probabilities and entropies are sums over heads.
+    """
     starts = [sum(num_values[:head]) for head in range(len(num_values) + 1)]
     num_uniforms = [_num_uniforms(n) for n in num_values]
 

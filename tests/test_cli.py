@@ -313,12 +313,13 @@ class Row:
     action: str = ""
     max_episode_steps: int | None = None
     problem: str = ""
+    note: str = ""
 
 
 def test_envs_prints_a_table_and_problems_below(stand_in, capsys):
     rows = [
         Row("gymnax:CartPole-v1", "float32[4]", "discrete(2)", 500),
-        Row("a:b", "float32[10, 10, 4]", "bounded[2]"),
+        Row("a:b", "float32[10, 10, 4]", "bounded[2]", note="backends: one; not two"),
         Row("brax:*", problem='pip install "zerocopy_seed[brax]"'),
     ]
     stand_in("zerocopy_envs.listing", describe_environments=lambda: iter(rows))
@@ -327,6 +328,7 @@ def test_envs_prints_a_table_and_problems_below(stand_in, capsys):
         "name                observation         action       max episode steps",
         "gymnax:CartPole-v1  float32[4]          discrete(2)  500",
         "a:b                 float32[10, 10, 4]  bounded[2]   -",
+        "a:b: backends: one; not two",
         'brax:*: pip install "zerocopy_seed[brax]"',
     ]
     assert cli.main(["envs", "--json"]) == 0

@@ -86,6 +86,7 @@ JAX_FREE = {
     "zerocopy_seed.remote.wire_format",
     "zerocopy_envs",
     "zerocopy_envs.ale_games",
+    "zerocopy_envs.brax_backends",
     "zerocopy_envs.checks.host_environment",
     "zerocopy_envs.checks.stream",
     "zerocopy_envs.errors",

@@ -333,8 +333,8 @@ def _envs(parser: _Parser, words: list[str]) -> int:
         ],
     )
     for row in rows:
-        if row["problem"]:
-            print(f"{row['name']}: {row['problem']}")
+        if row["problem"] or row["note"]:
+            print(f"{row['name']}: {row['problem'] or row['note']}")
     return 0
 
 

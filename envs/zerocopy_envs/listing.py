@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from zerocopy_envs.errors import UserError
-from zerocopy_envs.registry import environment_kind, environment_names, make, suite_names
+from zerocopy_envs.registry import environment_kind, environment_names, find_suite, make, suite_names
 from zerocopy_envs.types import ActionSpec, BoundedAction, DiscreteAction
 
 
@@ -21,6 +21,7 @@ class EnvironmentRow:
       action: such as `discrete(3)` or `bounded[2]`; empty with a problem.
       max_episode_steps: None if unlimited or unknown.
       problem: one line that says why there are no shapes, and the command that mends it; else empty.
+      note: what its suite says of it besides; mostly empty.
     """
 
     name: str
@@ -28,6 +29,7 @@ class EnvironmentRow:
     action: str = ""
     max_episode_steps: int | None = None
     problem: str = ""
+    note: str = ""
 
 
 def describe_environments() -> Iterator[EnvironmentRow]:
@@ -58,6 +60,7 @@ def describe_environments() -> Iterator[EnvironmentRow]:
                     describe_observation(spec.observation),
                     describe_action(spec.action),
                     spec.max_episode_steps,
+                    note=find_suite(suite).notes.get(name.partition(":")[2], ""),
                 )
 
 

@@ -12,10 +12,12 @@ import dataclasses
 import functools
 import importlib
 import importlib.metadata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 from zerocopy_envs.ale_games import NUM_ACTIONS
+from zerocopy_envs.brax_backends import ENVIRONMENTS as BRAX_NAMES
+from zerocopy_envs.brax_backends import backend_notes
 from zerocopy_envs.errors import UserError, did_you_mean, known, users_code
 from zerocopy_envs.settings import check_settings, signature_settings
 from zerocopy_envs.types import EnvironmentSpec
@@ -35,12 +37,14 @@ class Suite:
         imported when the first environment is made. For host environments it takes `num_envs` too.
       install: the command that installs what the factory imports, for the error when that is missing.
       accepts_others: whether the factory makes more than `names`; it then refuses unknown ones itself.
+      notes: what a listing says of some of `names` beside their shapes.
     """
 
     names: tuple[str, ...]
     factory: Factory
     install: str = ""
     accepts_others: bool = False
+    notes: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 GYMNAX_NAMES = (
@@ -99,12 +103,14 @@ ENVPOOL_NAMES = (
 """Some of EnvPool's. The suite makes whatever else it has."""
 
 _LEARNER = 'pip install "zerocopy_seed[learner]"'
+_BRAX = 'pip install "zerocopy_seed[brax]"'
 _ATARI = 'pip install "zerocopy_seed[atari]"'
 _ENVPOOL = 'pip install "zerocopy_seed[envpool]"'
 
 _suites: dict[str, Suite] = {
     "zerocopy": Suite(("Catch",), "zerocopy_envs.catch:make_environment", _LEARNER),
     "gymnax": Suite(GYMNAX_NAMES, "zerocopy_envs.gymnax_suite:make_environment", _LEARNER),
+    "brax": Suite(BRAX_NAMES, "zerocopy_envs.brax_suite:make_environment", _BRAX, notes=backend_notes()),
     "gymnasium": Suite(GYMNASIUM_NAMES, "zerocopy_envs.gymnasium_suite:make_environment", _ATARI, True),
     "envpool": Suite(ENVPOOL_NAMES, "zerocopy_envs.envpool_suite:make_environment", _ENVPOOL, True),
     "ale": Suite(tuple(NUM_ACTIONS), "zerocopy_envs.ale_suite:make_environment", _ATARI),

@@ -1,0 +1,101 @@
+"""The adapter of brax against brax itself, and its episodes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from zerocopy_envs import StepType, UserError, make
+from zerocopy_envs.brax_backends import BACKENDS, ENVIRONMENTS, UNSUPPORTED, backend_notes, working_backends
+from zerocopy_envs.testing import check_environment
+from zerocopy_envs.wrappers import Vectorized, episode_key
+
+pytest.importorskip("brax")
+
+
+def key(seed=0):
+    return jax.random.key(seed, impl="threefry2x32")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_pendulum_conforms_on_each_backend(backend):
+    check_environment("brax:inverted_pendulum", backend=backend, num_steps=40)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_each_pair_conforms_or_does_not_run(name, backend):
+    if (name, backend) not in UNSUPPORTED:
+        check_environment(f"brax:{name}", backend=backend, num_steps=40)
+        return
+    from zerocopy_envs.brax_interface import BraxInterface
+    from zerocopy_envs.brax_suite import make_on_backend
+
+    with pytest.raises(ValueError):  # UserError is one too
+        check_environment(
+            BraxInterface(make_on_backend(name, backend), "pipeline_state", 1000, 1), num_steps=40
+        )
+
+
+def test_an_unsupported_backend_is_refused_and_listed():
+    for name, backend in UNSUPPORTED:
+        with pytest.raises(UserError, match=", ".join(working_backends(name))) as refusal:
+            make(f"brax:{name}", backend=backend)
+        assert UNSUPPORTED[name, backend] in str(refusal.value)
+        assert backend in backend_notes()[name].partition("not ")[2]
+    assert "fast" not in backend_notes()
+    with pytest.raises(UserError, match="did you mean spring"):
+        make("brax:fast", backend="sprin")
+
+
+def test_episodes_of_a_slot_start_apart_and_nothing_compiles_twice():
+    vectorized = Vectorized(make("brax:inverted_pendulum", max_episode_steps=2))
+    step = jax.jit(vectorized.step)
+    state, timestep = jax.jit(vectorized.reset)(jax.random.split(key(), 2))
+    rows = [timestep]
+    for _ in range(7):
+        state, timestep = step(state, jnp.zeros((2, 1), jnp.float32))
+        rows.append(timestep)
+    assert step._cache_size() == 1
+    stream = jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
+    np.testing.assert_array_equal(stream.step_type[:, 0], [0, 1, 2, 0, 1, 2, 0, 1])
+    np.testing.assert_array_equal(stream.discount, 1)
+    starts = stream.observation[stream.step_type == StepType.FIRST]
+    assert len(starts) == 6 and len(np.unique(starts, axis=0)) == 6
+    np.testing.assert_array_equal(stream.reward, stream.step_type > 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["inverted_pendulum", "hopper"])
+def test_a_stream_is_brax_s_own(name):
+    from brax import envs
+
+    theirs, ours = envs.get_environment(name, backend="spring"), make(f"brax:{name}")
+    start = theirs.reset(episode_key(key(), 0))
+    state, timestep = ours.reset(episode_key(key(), 0))
+    step, their_step = jax.jit(ours.step), jax.jit(theirs.step)
+    actions = np.random.default_rng(0).uniform(-1.5, 1.5, (100, *ours.spec.action.shape)).astype(np.float32)
+    for action in actions:
+        np.testing.assert_allclose(timestep.observation, start.obs, rtol=1e-3, atol=1e-4)
+        start = their_step(start, np.clip(action, -1, 1))
+        state, timestep = step(state, action)
+        np.testing.assert_allclose(timestep.reward, start.reward, rtol=1e-3, atol=1e-4)
+        assert (timestep.discount == 0) == (start.done == 1) == (timestep.step_type == StepType.LAST)
+        if start.done:
+            break
+    else:
+        pytest.fail("no end within 100 steps")
+
+
+def test_settings_reach_the_constructor():
+    spec = make("brax:fast", obs_mode="dict_state", max_episode_steps=3).spec
+    assert (spec.observation["state"].shape, spec.max_episode_steps) == ((2,), 3)
+    for settings, named in (
+        ({"reset_noise": 0.5}, "did you mean reset_noise_scale"),
+        ({"healthy_reward": "much"}, "a float"),
+        ({"max_episode_steps": 0}, "expected >= 1"),
+        ({"action_repeat": 1.5}, "an int"),
+    ):
+        with pytest.raises(UserError, match=named):
+            make("brax:hopper", **settings)

@@ -570,3 +570,56 @@ def test_faults_of_the_users_own_network(my_module, name, settings, message):
     with pytest.raises(UserError, match=message) as error:
         make_network(NetworkConfig(name=name, settings=settings), VECTOR)
     assert "\n" not in str(error.value)
+
+
+def dtypes_of_products(function, *arguments):
+    """Result dtypes of every product and convolution in `function`, traced."""
+    traced = str(jax.make_jaxpr(function)(*arguments))
+    return re.findall(r":(\w+)\[[^\]]*\] = (?:dot_general|conv_general_dilated)", traced)
+
+
+def test_half_precision_is_the_torsos_alone():
+    config = NetworkConfig(
+        torso="minatar_conv", hidden_sizes=(32,), head_hidden_sizes=(8,), core="lstm", core_size=8
+    )
+    inputs = make_inputs(jnp.asarray(np.random.default_rng(0).random((T, B, 10, 10, 4)) < 0.3))
+    whole = make_network(config, PICTURE)
+    half = make_network(dataclasses.replace(config, compute_dtype="bfloat16"), PICTURE)
+    variables, core = init(whole, inputs)
+    variables = jax.tree.map(lambda x: 0.3 * x, variables)
+    shapes = jax.eval_shape(half.init, make_key(), inputs, core)
+    assert shapes == jax.eval_shape(lambda: variables)  # parameters are float32 and have the same names
+
+    def loss(network, variables):
+        output, _ = network.apply(variables, inputs, core)
+        return (output.policy**2).sum() + output.value.sum(), output
+
+    (exact, outputs), (near, halved) = (loss(network, variables) for network in (whole, half))
+    assert outputs.policy.dtype == halved.policy.dtype == halved.value.dtype == jnp.float32
+    np.testing.assert_allclose(halved.policy, outputs.policy, rtol=0.05, atol=0.02)
+    assert exact != near
+    grads = jax.grad(lambda variables: loss(half, variables)[0])(variables)
+    assert {leaf.dtype for leaf in jax.tree.leaves(grads)} == {np.dtype(np.float32)}
+
+    products, of_whole = (dtypes_of_products(lambda v, n=n: loss(n, v)[0], variables) for n in (half, whole))
+    assert len(products) == len(of_whole) == 8 and set(of_whole) == {"f32"}
+    assert products.count("bf16") == 2  # the convolution and the dense layer
+
+
+def test_what_is_recomputed_changes_nothing():
+    config = NetworkConfig(torso="minatar_conv", hidden_sizes=(16,))
+    inputs = make_inputs(jnp.asarray(np.random.default_rng(0).random((T, B, 10, 10, 4)) < 0.3))
+    kept = make_network(config, PICTURE)
+    recomputed = make_network(dataclasses.replace(config, rematerialize=True), PICTURE)
+    variables, core = init(kept, inputs)
+    gradients = []
+    for network in (kept, recomputed):
+
+        def loss(variables, network=network):
+            output, _ = network.apply(variables, inputs, core)
+            return (output.policy**2).sum() + output.value.sum()
+
+        gradients.append(jax.jit(jax.grad(loss))(variables))
+        # One product for the dense layer on the way there, and it again on the way back.
+        assert ("remat" in str(jax.make_jaxpr(jax.grad(loss))(variables))) is (network is recomputed)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), *gradients)

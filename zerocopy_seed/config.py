@@ -198,6 +198,10 @@ class NetworkConfig:
     """What turns an observation into features."""
     torso_channels: tuple[Count, ...] = ()
     """Channels of its convolutions or residual sections, fewer to leave out the last; none: the paper's."""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """What the torso multiplies in; parameters, core, heads and losses are float32 either way."""
+    rematerialize: bool = False
+    """Compute the torso's layers again on the way back instead of keeping them: less memory, more time."""
     standardize_pictures: bool = False
     """Give every picture mean 0 and deviation 1 before the convolutions: small things are learned sooner."""
     hidden_sizes: tuple[Count, ...] = (64, 64)

@@ -37,7 +37,7 @@ def default_conv_method() -> Method:
 
 
 class Conv(nn.Module):
-    """[N, H, W, C] -> [N, H', W', features], parameters and results independent of `method`.
+    """[N, H, W, C] -> [N, H', W', features] in the input's dtype, the same by either method.
 
     Attributes:
       features: output channels, F.
@@ -59,6 +59,7 @@ class Conv(nn.Module):
         shape = (*self.kernel_size, x.shape[-1], self.features)
         kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
+        kernel, bias = kernel.astype(x.dtype), bias.astype(x.dtype)
         if self.method == "plain":
             y = _plain_convolution(x, kernel, self.strides, self.padding)
         else:

@@ -8,6 +8,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
 from zerocopy_envs.errors import UserError
 from zerocopy_envs.types import BoundedAction, DiscreteAction, EnvironmentSpec, MultiDiscreteAction
@@ -77,13 +78,15 @@ def make_network(
     convolutions = make_convolutions(config.torso, tuple(config.torso_channels))
     if convolutions is not None:
         _check_pictures(config.torso, observation, config.frame_stack, convolutions.smallest_picture)
-    torso = Torso(
+    # What is recomputed on the way back need not be kept: jax.checkpoint.
+    torso = (nn.remat(Torso) if config.rematerialize else Torso)(
         tuple(config.hidden_sizes),
         activation,
         scaled_init(2**0.5),
         convolutions,
         default_conv_method(),
         config.standardize_pictures,
+        jnp.dtype(config.compute_dtype),
     )
     core = _CORES[config.core](config.core_size, scaled_init(1.0)) if config.core != "none" else None
     action_sizes: tuple[int, ...] = ()

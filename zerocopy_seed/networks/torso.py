@@ -43,6 +43,7 @@ class Torso(nn.Module):
       convolutions: what pictures go through, or None.
       conv_method: how to compute them.
       standardize_pictures: give every picture (all stacked frames of it) mean 0 and standard deviation 1.
+      compute_dtype: of every layer's operands; parameters and features are float32.
     """
 
     hidden_sizes: tuple[int, ...]
@@ -51,6 +52,7 @@ class Torso(nn.Module):
     convolutions: Convolutions | None = None
     conv_method: Method = "plain"
     standardize_pictures: bool = False
+    compute_dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(self, observation: Any) -> jax.Array:
@@ -60,12 +62,15 @@ class Torso(nn.Module):
             if self.convolutions is not None and x.ndim == 4:
                 if self.standardize_pictures:
                     x = _standardize(x)
-                x = self._convolve(self.convolutions, x, f"conv_{index}")
-            parts.append(x.reshape(x.shape[0], -1))
+                x = self._convolve(self.convolutions, x.astype(self.compute_dtype), f"conv_{index}")
+            parts.append(x.reshape(x.shape[0], -1).astype(self.compute_dtype))
         x = jnp.concatenate(parts, axis=-1)
         for index, size in enumerate(self.hidden_sizes):
-            x = self.activation(nn.Dense(size, kernel_init=self.kernel_init, name=f"dense_{index}")(x))
-        return x
+            dense = nn.Dense(
+                size, dtype=self.compute_dtype, kernel_init=self.kernel_init, name=f"dense_{index}"
+            )
+            x = self.activation(dense(x))
+        return x.astype(jnp.float32)
 
     def _convolve(self, convolutions: Convolutions, x: jax.Array, name: str) -> jax.Array:
         for depth, layer in enumerate(convolutions.layers):

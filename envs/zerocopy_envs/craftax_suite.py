@@ -1,8 +1,9 @@
 """Adapter of craftax (https://github.com/MichaelTMatthews/Craftax).
 
-craftax ends an episode at death, in lava (Classic), when the boss is beaten (full) and at `max_timesteps`; only
-the last is a truncation. Generating a world costs as much as hundreds of steps, so resets are for a few slots
-at a time, see `wrappers.Vectorized`; every episode has a world of its own.
+craftax ends an episode at death, in lava (Classic), when the boss is beaten (full) and at `max_timesteps`;
+only the last is a truncation. A world costs as much as several steps, and of many slots some need one nearly
+always, so worlds are made for the slots that need one alone, see `wrappers.Vectorized`; every episode has its
+own.
 
 Pictures come as uint8, symbols as craftax has them: float32 in a flat vector. Settings are the fields of the
 environment's parameters and of its static parameters (`map_size`, `max_cows`, ...), under their own names.

@@ -1,10 +1,10 @@
 """Adapter of jumanji (https://github.com/instadeepai/jumanji).
 
-Most of jumanji's environments give a time limit the discount 0 of a termination. The adapter asks each step what
-it would say without the limit: an end that stays is a termination, one that goes is a truncation.
+Most of jumanji's environments give a time limit the discount 0 of a termination. The adapter asks each step
+what it would say without the limit: an end that stays is a termination, one that goes is a truncation.
 
-- Actions: a mask over all combinations of the parts of an action, or no mask, makes one discrete action of all
-  combinations (the last part counts fastest); a mask for each part makes it multi-discrete.
+- Actions: a mask over all combinations of the parts of an action, or no mask, makes one discrete action of
+  all combinations (the last part counts fastest); a mask for each part makes it multi-discrete.
 - Several agents in one environment are one agent here: it chooses for all and earns the sum of their rewards,
   as in jumanji's own wrapper for that purpose.
 - Observations are nested dicts with jumanji's names and dtypes; `action_mask` is flat.
@@ -83,7 +83,7 @@ def make_environment(name: str, **settings: Any) -> AdaptedEnvironment:
 
 
 def _read_actions(environment: Any) -> tuple[tuple[int, ...], bool]:
-    """Sizes of an action's parts, none where it is continuous, and whether they become one discrete action."""
+    """Sizes of an action's parts, none where it is continuous; whether they become one discrete action."""
     spec = environment.action_spec
     if hasattr(spec, "num_values"):
         sizes = tuple(int(size) for size in np.atleast_1d(spec.num_values))

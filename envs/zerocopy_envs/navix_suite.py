@@ -1,10 +1,10 @@
 """Adapter of navix (https://github.com/epignatelli/navix).
 
-navix tells its ends apart itself: TERMINATION and TRUNCATION, of which the first wins. Its own `step` resets on
-the step after an end, which is `wrappers.Vectorized`'s work, so the half of it that does not is used.
+navix tells its ends apart itself: TERMINATION and TRUNCATION, of which the first wins. Its own `step` resets
+on the step after an end, which is `wrappers.Vectorized`'s work, so the half of it that does not is used.
 
-Observations are navix's, by the names of its functions: pictures as uint8; symbols as bool one-hot channels of
-entity, colour and state (a direction, or how far a door is open), [H, W, entities + 6 + 4].
+Observations are navix's, by the names of its functions: pictures as uint8; symbols as bool one-hot channels
+of entity, colour and state (a direction, or how far a door is open), [H, W, entities + 6 + 4].
 """
 
 from __future__ import annotations
@@ -66,6 +66,4 @@ def make_environment(
             timestep, observe(timestep), timestep.reward, timestep.is_termination(), timestep.is_truncation()
         )
 
-    return AdaptedEnvironment(
-        reset, step, DiscreteAction(len(environment.action_set)), environment.max_steps
-    )
+    return AdaptedEnvironment(reset, step, DiscreteAction(len(environment.action_set)), environment.max_steps)

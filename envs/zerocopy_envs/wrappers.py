@@ -34,9 +34,9 @@ class Vectorized:
     vmap over seeds always: a condition that differs between seeds becomes a choice between both). Pure:
     `reset` and `step` pass through jit, vmap, scan and shard_map, and a state keeps its types.
 
-    A step with resets computes one for every slot, which is cheapest where a reset costs no more than some
-    steps. Where it is dear, an environment has an attribute `num_resets_at_once`: then resets are computed for
-    the slots that need one alone, so many at a time. The episodes are the same.
+    A step with resets computes one for every slot, which is cheapest where a reset costs little. Where it is
+    dear, an environment has an attribute `num_resets_at_once`: then resets are computed for the slots that
+    need one alone, so many at a time. The episodes are the same.
 
     Args:
       environment: a JAX `Environment`.
@@ -109,7 +109,8 @@ class Vectorized:
                 lambda leaf, new: leaf.at[place].set(new, mode="drop"), tree, fresh
             )
 
-        start = jnp.where(num_ended >= 0, jnp.int32(0), jnp.int32(0))
+        # 0, written so that inside shard_map it varies over the devices as `num_ended` does.
+        start = jnp.minimum(num_ended, 0)
         return jax.lax.while_loop(lambda carry: carry[0] < num_ended, reset_group, (start, stepped))[1]
 
     def _reset(self, keys: Key, episode: Array) -> tuple[EnvState, TimeStep]:

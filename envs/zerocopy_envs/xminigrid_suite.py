@@ -47,6 +47,4 @@ def make_environment(name: str, max_steps: int | None = None, view_size: int = 7
         observation = one_hot_channels(timestep.observation, (NUM_TILES, NUM_COLORS))
         return Moment(timestep, observation, timestep.reward, timestep.discount == 0, timestep.last())
 
-    return AdaptedEnvironment(
-        reset, step, DiscreteAction(environment.num_actions(params)), params.max_steps
-    )
+    return AdaptedEnvironment(reset, step, DiscreteAction(environment.num_actions(params)), params.max_steps)

@@ -1,7 +1,7 @@
 """Adapter of jaxtari, Atari games rewritten in JAX (https://github.com/k4ntz/Jaxtari).
 
-Observations, rewards and frame skip are like those of the `ale` suite: a grey picture of 84 x 84 for each step
-of four frames, each pixel the brighter of its last two frames; rewards as the game counts them. The end of a
+Observations, rewards and frame skip are like those of the `ale` suite: one grey picture of 84 x 84 a step of
+four frames, each pixel the brighter of its last two frames; rewards as the game counts them. The end of a
 game is a termination, the limit of frames a truncation.
 
 The games' pictures are no part of the package: `python -m jaxtari.install_sprites` asks for a confirmation

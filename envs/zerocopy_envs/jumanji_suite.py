@@ -85,13 +85,13 @@ def make_environment(name: str, **settings: Any) -> AdaptedEnvironment:
 def _read_actions(environment: Any) -> tuple[tuple[int, ...], bool]:
     """Sizes of an action's parts, none where it is continuous; whether they become one discrete action."""
     spec = environment.action_spec
+    mask = getattr(environment.observation_spec, "action_mask", None)
     if hasattr(spec, "num_values"):
         sizes = tuple(int(size) for size in np.atleast_1d(spec.num_values))
-    elif np.issubdtype(spec.dtype, np.integer):
-        sizes = tuple(int(size) + 1 for size in np.broadcast_to(spec.maximum, spec.shape))
+    elif mask is not None:  # MultiCVRP, whose bound is one more than there are nodes
+        sizes = (mask.shape[1],) * mask.shape[0]
     else:
         return (), False
-    mask = getattr(environment.observation_spec, "action_mask", None)
     return sizes, len(spec.shape) == 1 and (mask is None or mask.shape == sizes)
 
 

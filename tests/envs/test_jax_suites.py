@@ -1,4 +1,4 @@
-"""The adapters of optional JAX suites: ends of episodes, masks and settings. What is missing is not collected."""
+"""Adapters of optional JAX suites: ends of episodes, masks and settings. What is missing is not collected."""
 
 import jax
 import numpy as np

@@ -120,7 +120,7 @@ class ResetsTwoAtOnce:
 def test_resets_of_some_slots_at_a_time_are_the_same():
     dear = ResetsTwoAtOnce()
     plain = make("gymnax:CartPole-v1", max_steps_in_episode=12)
-    # All five end at the limit, which is more than two groups; then slot 0 falls, out of step with the others.
+    # All five end at the limit, more than two groups; then slot 0 falls, out of step with the others.
     actions = np.tile(np.arange(45, dtype=np.int32)[:, None] % 2, (1, 5))
     actions[14:, 0] = 1
     streams = [play(environment, slot_keys(5), actions) for environment in (dear, plain)]

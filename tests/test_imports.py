@@ -94,6 +94,7 @@ JAX_FREE = {
     "zerocopy_envs.listing",
     "zerocopy_envs.registry",
     "zerocopy_envs.settings",
+    "zerocopy_envs.suite_names",
     "zerocopy_envs.testing",
     "zerocopy_envs.trees",
     "zerocopy_envs.types",

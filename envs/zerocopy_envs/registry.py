@@ -20,6 +20,15 @@ from zerocopy_envs.brax_backends import ENVIRONMENTS as BRAX_NAMES
 from zerocopy_envs.brax_backends import backend_notes
 from zerocopy_envs.errors import UserError, did_you_mean, known, users_code
 from zerocopy_envs.settings import check_settings, signature_settings
+from zerocopy_envs.suite_names import (
+    CRAFTAX_NAMES,
+    JAXTARI_NAMES,
+    JUMANJI_NAMES,
+    NAVIX_NAMES,
+    OCTAX_NAMES,
+    PGX_NAMES,
+    XMINIGRID_NAMES,
+)
 from zerocopy_envs.types import EnvironmentSpec
 
 ENTRY_POINT_GROUP = "zerocopy_seed.environments"
@@ -107,6 +116,13 @@ _BRAX = 'pip install "zerocopy_seed[brax]"'
 _ATARI = 'pip install "zerocopy_seed[atari]"'
 _ENVPOOL = 'pip install "zerocopy_seed[envpool]"'
 
+
+def _optional(suite: str, names: tuple[str, ...], accepts_others: bool = False) -> Suite:
+    """A suite whose extra, adapter and own name are alike."""
+    install = f'pip install "zerocopy_seed[{suite}]"'
+    return Suite(names, f"zerocopy_envs.{suite}_suite:make_environment", install, accepts_others)
+
+
 _suites: dict[str, Suite] = {
     "zerocopy": Suite(("Catch",), "zerocopy_envs.catch:make_environment", _LEARNER),
     "gymnax": Suite(GYMNAX_NAMES, "zerocopy_envs.gymnax_suite:make_environment", _LEARNER),
@@ -114,6 +130,13 @@ _suites: dict[str, Suite] = {
     "gymnasium": Suite(GYMNASIUM_NAMES, "zerocopy_envs.gymnasium_suite:make_environment", _ATARI, True),
     "envpool": Suite(ENVPOOL_NAMES, "zerocopy_envs.envpool_suite:make_environment", _ENVPOOL, True),
     "ale": Suite(tuple(NUM_ACTIONS), "zerocopy_envs.ale_suite:make_environment", _ATARI),
+    "craftax": _optional("craftax", CRAFTAX_NAMES),
+    "navix": _optional("navix", NAVIX_NAMES, accepts_others=True),
+    "xminigrid": _optional("xminigrid", XMINIGRID_NAMES),
+    "jumanji": _optional("jumanji", JUMANJI_NAMES),
+    "pgx": _optional("pgx", PGX_NAMES),
+    "octax": _optional("octax", OCTAX_NAMES),
+    "jaxtari": _optional("jaxtari", JAXTARI_NAMES),
 }
 
 

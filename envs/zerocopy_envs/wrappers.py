@@ -34,12 +34,17 @@ class Vectorized:
     vmap over seeds always: a condition that differs between seeds becomes a choice between both). Pure:
     `reset` and `step` pass through jit, vmap, scan and shard_map, and a state keeps its types.
 
+    A step with resets computes one for every slot, which is cheapest where a reset costs little. Where it is
+    dear, an environment has an attribute `num_resets_at_once`: then resets are computed for the slots that
+    need one alone, so many at a time. The episodes are the same.
+
     Args:
       environment: a JAX `Environment`.
     """
 
     def __init__(self, environment: Environment):
         self.environment = environment
+        self._num_resets_at_once: int | None = getattr(environment, "num_resets_at_once", None)
 
     @property
     def spec(self) -> EnvironmentSpec:
@@ -79,8 +84,34 @@ class Vectorized:
             fresh = self._reset(state.key, episode)
             return jax.tree.map(lambda new, old: _where(state.ended, new, old), fresh, stepped)
 
-        inner, timestep = jax.lax.cond(jnp.any(state.ended), with_resets, lambda stepped: stepped, stepped)
+        if self._num_resets_at_once:
+            inner, timestep = self._reset_some(state.key, episode, state.ended, stepped)
+        else:
+            inner, timestep = jax.lax.cond(
+                jnp.any(state.ended), with_resets, lambda stepped: stepped, stepped
+            )
         return VectorState(inner, state.key, episode, timestep.step_type == StepType.LAST), timestep
+
+    def _reset_some(self, keys: Key, episode: Array, ended: Array, stepped: Any) -> Any:
+        """`stepped` with the slots that ended reset, as many at a time as the environment says."""
+        num_slots = len(ended)
+        size = min(self._num_resets_at_once or num_slots, num_slots)
+        num_ended = jnp.sum(ended, dtype=jnp.int32)
+        # Padded to whole groups: the last one must not slide back over slots that are done.
+        order = jnp.pad(jnp.argsort(~ended).astype(jnp.int32), (0, -num_slots % size))
+
+        def reset_group(carry: tuple[Array, Any]) -> tuple[Array, Any]:
+            done, tree = carry
+            slots = jax.lax.dynamic_slice_in_dim(order, done, size)
+            fresh = self._reset(keys[slots], episode[slots])
+            place = jnp.where(done + jnp.arange(size, dtype=jnp.int32) < num_ended, slots, num_slots)
+            return done + size, jax.tree.map(
+                lambda leaf, new: leaf.at[place].set(new, mode="drop"), tree, fresh
+            )
+
+        # 0, written so that inside shard_map it varies over the devices as `num_ended` does.
+        start = jnp.minimum(num_ended, 0)
+        return jax.lax.while_loop(lambda carry: carry[0] < num_ended, reset_group, (start, stepped))[1]
 
     def _reset(self, keys: Key, episode: Array) -> tuple[EnvState, TimeStep]:
         return jax.vmap(self.environment.reset)(jax.vmap(episode_key)(keys, episode))

@@ -107,6 +107,28 @@ def test_resets_are_computed_only_when_needed():
     assert "cond" in outside and not any("random" in name or "threefry" in name for name in outside)
 
 
+class ResetsTwoAtOnce:
+    """CartPole, whose resets are said to be dear."""
+
+    num_resets_at_once = 2
+
+    def __init__(self):
+        inner = make("gymnax:CartPole-v1", max_steps_in_episode=12)
+        self.spec, self.reset, self.step = inner.spec, inner.reset, inner.step
+
+
+def test_resets_of_some_slots_at_a_time_are_the_same():
+    dear = ResetsTwoAtOnce()
+    plain = make("gymnax:CartPole-v1", max_steps_in_episode=12)
+    # All five end at the limit, more than two groups; then slot 0 falls, out of step with the others.
+    actions = np.tile(np.arange(45, dtype=np.int32)[:, None] % 2, (1, 5))
+    actions[14:, 0] = 1
+    streams = [play(environment, slot_keys(5), actions) for environment in (dear, plain)]
+    ends = (streams[1].step_type == StepType.LAST).sum(1)
+    assert {0, 1, 5} <= set(ends.tolist())
+    jax.tree.map(np.testing.assert_array_equal, *streams)
+
+
 def test_under_vmap_over_seeds():
     environment = make("gymnax:FrozenLake-misc")
     actions = np.random.default_rng(0).integers(0, 4, (25, 3), np.int32)

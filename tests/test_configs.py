@@ -26,6 +26,7 @@ def test_the_configs_named_so_are_there():
         "vtrace_cartpole",
         "vtrace_catch",
         "vtrace_memory_chain",
+        "vtrace_pendulum",
         "r2d2_cartpole",
         "r2d2_memory_chain",
         "r2d2_atari",

@@ -42,6 +42,7 @@ Seed = Annotated[int, Range(0, 2**32 - 1)]  # JAX drops the bits above 32
 Fraction = Annotated[float, Range(0.0, 1.0)]
 Decay = Annotated[float, Range(0.0, 1.0, open_end=True)]
 Weight = Annotated[float, Range(0.0, _LARGEST_FLOAT32)]
+Finite = Annotated[float, Range(-_LARGEST_FLOAT32, _LARGEST_FLOAT32)]
 Positive = Annotated[float, Range(0.0, _LARGEST_FLOAT32, open=True)]
 Limit = Annotated[float, Range(0.0, math.inf)]
 ActionStd = Annotated[float, Range(0.01, 10.0)]
@@ -116,8 +117,8 @@ class VTraceConfig(LearningConfig):
     """Weight of the entropy bonus; its first value when adaptive."""
     adaptive_entropy: bool = False
     """Adjust the entropy cost to keep the policy at target_entropy."""
-    target_entropy: Weight = 0.0
-    """Mean policy entropy to keep, in nats (adaptive_entropy only)."""
+    target_entropy: Finite = 0.0
+    """Mean policy entropy to keep, in nats (adaptive_entropy only); of bounded actions often negative."""
     entropy_adjustment_speed: Positive = 10.0
     """How fast the adaptive cost moves (adaptive_entropy only)."""
     baseline_cost: Weight = 0.5

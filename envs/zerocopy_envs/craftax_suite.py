@@ -16,7 +16,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from craftax.craftax_env import make_craftax_env_from_name
+from craftax.craftax_env import make_craftax_env_from_name  # pyright: ignore[reportMissingImports]
 
 from zerocopy_envs.settings import check_settings
 from zerocopy_envs.suite_adapter import AdaptedEnvironment, Moment, check_whole

@@ -14,8 +14,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import jaxtari
-from jaxtari.wrappers import AtariWrapper
+import jaxtari  # pyright: ignore[reportMissingImports]
+from jaxtari.wrappers import AtariWrapper  # pyright: ignore[reportMissingImports]
 
 from zerocopy_envs.errors import UserError
 from zerocopy_envs.suite_adapter import AdaptedEnvironment, Moment, check_whole

@@ -20,7 +20,7 @@ import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
-import jumanji
+import jumanji  # pyright: ignore[reportMissingImports]
 import numpy as np
 
 from zerocopy_envs.errors import UserError

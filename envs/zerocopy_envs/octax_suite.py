@@ -59,6 +59,7 @@ def make_environment(
         step,
         DiscreteAction(environment.num_actions),
         max_num_steps_per_episodes,
+        action_repeat=frame_skip,
         render=lambda state: _draw(state.display),
     )
 

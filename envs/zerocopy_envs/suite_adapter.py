@@ -60,7 +60,7 @@ class AdaptedEnvironment:
       step: key, state, action -> `Moment`. The key is the step's own.
       action: the spec of an action.
       max_episode_steps: where the suite ends an episode at the latest, or None.
-      bounds: the least and the greatest number in an observation, where all its leaves share them.
+      action_repeat: frames that pass for one action.
       num_resets_at_once: for `wrappers.Vectorized`, where a reset is dear; see there.
       render: the suite's state -> uint8 [H, W, 3], or None if it cannot be drawn.
     """
@@ -72,7 +72,7 @@ class AdaptedEnvironment:
         action: ActionSpec,
         max_episode_steps: int | None,
         *,
-        bounds: tuple[float | None, float | None] = (None, None),
+        action_repeat: int = 1,
         num_resets_at_once: int | None = None,
         render: Callable[[Any], Array] | None = None,
     ):
@@ -81,11 +81,10 @@ class AdaptedEnvironment:
         self.render = None if render is None else lambda state: render(state.inner)
         self._types, observation = self._lasting_types(zero_action(action))
         self.spec = EnvironmentSpec(
-            jax.tree.map(
-                lambda a: ArraySpec(a.shape, a.dtype, *(bounds if a.dtype != bool else ())), observation
-            ),
+            jax.tree.map(lambda a: ArraySpec(a.shape, a.dtype), observation),
             action,
             max_episode_steps,
+            action_repeat,
         )
 
     def reset(self, key: Key) -> tuple[AdaptedState, TimeStep]:

@@ -1,6 +1,7 @@
 """Continuous actions and running statistics, all the way through runs."""
 
 import dataclasses
+import pathlib
 
 import jax
 import numpy as np
@@ -18,6 +19,7 @@ from zerocopy_seed.config import (
     SourcesConfig,
     VTraceConfig,
 )
+from zerocopy_seed.config_file import load_config
 from zerocopy_seed.loops.evaluate import evaluate_run
 from zerocopy_seed.loops.train import train
 from zerocopy_seed.metrics import read_metrics
@@ -109,3 +111,11 @@ def test_a_pendulum_on_the_host_trains(tmp_path):
     config = dataclasses.replace(POINTS, env=EnvConfig("gymnasium:Pendulum-v1", num_envs=4))
     assert train(config, tmp_path / "run") == 0
     assert read_metrics(tmp_path / "run")[-1]["env_steps"] >= 400
+
+
+@pytest.mark.slow
+def test_pendulum_is_solved(tmp_path):
+    config = load_config(pathlib.Path(__file__).parents[2] / "configs" / "vtrace_pendulum.toml")
+    assert train(config, tmp_path / "run") == 0
+    # The best there is averages about -150, at random -1200.
+    assert evaluate_run(tmp_path / "run", num_episodes=128).returns.mean() > -250

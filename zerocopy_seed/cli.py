@@ -23,6 +23,8 @@ from zerocopy_seed.extras import missing_extra
 BENCHES = {
     "on_device": "the training loop of each CONFIG at each number of environments, against its parts "
     "alone: ratio_to_limit",
+    "roofline": "updates of each CONFIG (V-trace, no core) against the device's peak FLOP/s and bytes/s: "
+    "ratio_to_roofline",
     "core": "the LSTM, forward and backward, against its matrix products; its shape is fixed",
     "replay": "insert, sample and update of the replay, against flashbax's: ratio_to_flashbax; its shape "
     "is fixed",

@@ -1,8 +1,9 @@
 """How near training on the device comes to what its arithmetic and its memory allow.
 
-A program that makes F floating-point operations and moves B bytes takes at least max(F / peak FLOP/s,
-B / peak bytes/s). F and B are XLA's own counts of the compiled program; both peaks are measured on the same
-device. On a CPU, small programs stay in its caches, which are faster than the memory: there the ratio passes 1.
+A program that makes F floating-point operations and moves B bytes takes at least the longer of F / peak
+FLOP/s and B / peak bytes/s. F and B are XLA's own counts of the compiled program; both peaks are measured on
+the same device. On a CPU small programs stay in its caches, which are faster than memory: there the ratio
+passes 1.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def fastest(function: Callable[[], Any]) -> float:
 
 
 def measure_peaks() -> tuple[float, float]:
-    """(FLOP/s of a large float32 product at the default precision, bytes/s of reading and writing an array)."""
+    """(FLOP/s of a large float32 product at the default precision, bytes/s read and written of an array)."""
     backend = jax.default_backend()
     side = _MATRIX.get(backend, 8192)
     x = jnp.ones((side, side), jnp.float32)

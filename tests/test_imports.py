@@ -92,6 +92,7 @@ JAX_FREE = {
     "zerocopy_envs.errors",
     "zerocopy_envs.host_steps",
     "zerocopy_envs.listing",
+    "zerocopy_envs.playground_names",
     "zerocopy_envs.registry",
     "zerocopy_envs.settings",
     "zerocopy_envs.suite_names",

@@ -18,6 +18,7 @@ EXTRAS = {
         "grpc_health",
     ),
     "brax": ("brax",),
+    "playground": ("mujoco_playground",),
     "atari": ("gymnasium", "ale_py"),
     "envpool": ("envpool",),
     "video": ("imageio", "imageio_ffmpeg", "pygame"),

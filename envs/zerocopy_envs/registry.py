@@ -19,6 +19,7 @@ from zerocopy_envs.ale_games import NUM_ACTIONS
 from zerocopy_envs.brax_backends import ENVIRONMENTS as BRAX_NAMES
 from zerocopy_envs.brax_backends import backend_notes
 from zerocopy_envs.errors import UserError, did_you_mean, known, users_code
+from zerocopy_envs.playground_names import NAMES as PLAYGROUND_NAMES
 from zerocopy_envs.settings import check_settings, signature_settings
 from zerocopy_envs.suite_names import (
     CRAFTAX_NAMES,
@@ -113,6 +114,7 @@ ENVPOOL_NAMES = (
 
 _LEARNER = 'pip install "zerocopy_seed[learner]"'
 _BRAX = 'pip install "zerocopy_seed[brax]"'
+_PLAYGROUND = 'pip install "zerocopy_seed[playground]"'
 _ATARI = 'pip install "zerocopy_seed[atari]"'
 _ENVPOOL = 'pip install "zerocopy_seed[envpool]"'
 
@@ -127,6 +129,7 @@ _suites: dict[str, Suite] = {
     "zerocopy": Suite(("Catch",), "zerocopy_envs.catch:make_environment", _LEARNER),
     "gymnax": Suite(GYMNAX_NAMES, "zerocopy_envs.gymnax_suite:make_environment", _LEARNER),
     "brax": Suite(BRAX_NAMES, "zerocopy_envs.brax_suite:make_environment", _BRAX, notes=backend_notes()),
+    "playground": Suite(PLAYGROUND_NAMES, "zerocopy_envs.playground_suite:make_environment", _PLAYGROUND),
     "gymnasium": Suite(GYMNASIUM_NAMES, "zerocopy_envs.gymnasium_suite:make_environment", _ATARI, True),
     "envpool": Suite(ENVPOOL_NAMES, "zerocopy_envs.envpool_suite:make_environment", _ENVPOOL, True),
     "ale": Suite(tuple(NUM_ACTIONS), "zerocopy_envs.ale_suite:make_environment", _ATARI),

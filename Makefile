@@ -52,7 +52,8 @@ clean:  ## remove the virtual environment and caches; keeps runs/
 $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c $(SUPPORTED) 2>/dev/null || { echo "make: Python 3.11, 3.12 or 3.13 (with venv) is needed," \
 	  "found $$($(PYTHON) --version 2>/dev/null || echo no $(PYTHON)); name one with PYTHON=/path/to/python" >&2; exit 1; }
-	rm -rf $(VENV)
+	@echo "setting up $(VENV) (1.5 GB, once) ..."
+	@rm -rf $(VENV)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .

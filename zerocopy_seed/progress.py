@@ -81,7 +81,7 @@ class Progress:
         fraction = env_steps / self._total if self._total else 1.0
         left = max(self._total - env_steps, 0) / mean_rate if mean_rate > 0 else math.inf
         return (
-            f"env_steps {env_steps:,}/{self._total:,} ({int(100 * fraction)}%)  {rate:,.0f}/s  "
+            f"env_steps {env_steps:,}/{self._total:,} ({min(100, int(100 * fraction))}%)  {rate:,.0f}/s  "
             f"return {self._return}  left {_duration(left)}"
         )
 

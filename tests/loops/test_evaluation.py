@@ -79,3 +79,21 @@ def test_host_environments_are_evaluated_in_an_actor_of_their_own(tmp_path):
     assert best.checkpoint_step in [row["evaluation_env_steps"] for row in found]
     steps = read_metrics(run_dir)[-1]["env_steps"]
     assert train(dataclasses.replace(config, total_env_steps=steps + 5000), run_dir, resume=True) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("actors_find_the_package")
+def test_an_evaluation_that_training_outruns_is_finished(tmp_path):
+    config = dataclasses.replace(
+        CATCH,
+        env=EnvConfig("gymnasium:CartPole-v1", num_envs=4),
+        total_env_steps=420,
+        bridge=BridgeConfig(local_actors=1),
+        evaluation=EvaluationConfig(every_env_steps=400, episodes=40, slots=2),
+    )
+    assert train(config, tmp_path) == 0
+    (found,) = evaluations(tmp_path)
+    assert found["evaluation_episodes"] == 40 and found["evaluation_env_steps"] <= found["env_steps"]
+    assert (
+        evaluate_run(tmp_path, num_episodes=1, step="best").checkpoint_step == found["evaluation_env_steps"]
+    )

@@ -74,8 +74,8 @@ def count(config: Config) -> tuple[float, float]:
 
     state = jax.eval_shape(lambda: init_train_state(agent, environment, 0, config.env.num_envs))
     _, trajectory = jax.eval_shape(lambda state: play(state, agent_config.unroll_length), state)
-    step = jax.jit(lambda state: play(state, 1)[0]).lower(state).compile().cost_analysis()
-    learn = jax.jit(agent.learn).lower(state.learner, trajectory).compile().cost_analysis()
+    step = jax.jit(lambda state: play(state, 1)[0]).lower(state).compile().cost_analysis() or {}
+    learn = jax.jit(agent.learn).lower(state.learner, trajectory).compile().cost_analysis() or {}
 
     def total(name: str) -> float:
         return agent_config.unroll_length * step.get(name, 0.0) + agent_config.num_passes * learn.get(

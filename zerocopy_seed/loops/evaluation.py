@@ -6,6 +6,7 @@ import contextlib
 import functools
 import math
 import pathlib
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -15,13 +16,13 @@ import numpy as np
 from zerocopy_envs.wrappers import Vectorized
 from zerocopy_seed.checkpoint import Checkpointer
 from zerocopy_seed.config import Config
-from zerocopy_seed.loops.console import attempt
+from zerocopy_seed.loops.console import attempt, say
 from zerocopy_seed.loops.environments import HostEnvironments
 from zerocopy_seed.loops.evaluate import EvaluationResult, make_evaluator, num_evaluation_slots
 from zerocopy_seed.loops.local_actors import LocalActors
 from zerocopy_seed.loops.run_checkpoint import BEST
 from zerocopy_seed.loops.serving import copy_acting, unix_socket
-from zerocopy_seed.loops.signals import hearing_signals
+from zerocopy_seed.loops.signals import StopRequest, hearing_signals
 from zerocopy_seed.metrics import read_metrics
 from zerocopy_seed.ops.counters import as_int
 from zerocopy_seed.remote.bridge import RunDescription
@@ -29,6 +30,7 @@ from zerocopy_seed.remote.engine import Engine
 from zerocopy_seed.remote.server import Server
 from zerocopy_seed.types import ActingParams, Agent, LearnerState, Mode
 
+_POLL_S = 0.02
 _UNROLL_LENGTH = 32  # an evaluation between two others stops after a few of these
 
 
@@ -40,6 +42,10 @@ class Evaluator(Protocol):
 
     def poll(self) -> EvaluationResult | None:
         """The result, once, when it is there."""
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether there will be no more results."""
 
 
 class OnDevice:
@@ -58,6 +64,8 @@ class OnDevice:
         result, self._result = self._result, None
         return result
 
+    has_failed = False  # it would raise
+
 
 class InActors:
     """Plays in an actor of its own while training goes on; made by `evaluate_in_actors`.
@@ -69,7 +77,7 @@ class InActors:
         self, engine: Engine, failure: Callable[[], str], *, per_slot: int, warn: Callable[[str], None]
     ):
         self._engine, self._failure, self._per_slot, self._warn = engine, failure, per_slot, warn
-        self._has_failed = False
+        self.has_failed = False
         self._stale: set[int] = set()
         self._episodes: list[list[tuple[float, int]]] = []
         self._is_busy = False
@@ -84,10 +92,10 @@ class InActors:
 
     def poll(self) -> EvaluationResult | None:
         """See `Evaluator`."""
-        if self._has_failed:
+        if self.has_failed:
             return None
         if failure := self._failure():
-            self._has_failed = True
+            self.has_failed = True
             self._warn(f"{failure}; training goes on without evaluation")
             return None
         if not self._is_busy:
@@ -192,6 +200,19 @@ class Evaluation:
             self._params, self._env_steps = self._copy(learner), env_steps
             self.due_at = self._after(env_steps)
             self._evaluator.begin(self._params)
+        return self._take_result()
+
+    def finish(self, stop: StopRequest) -> dict[str, Any]:
+        """The figures of an evaluation that is under way as training ends, unless `stop` comes first."""
+        if self._params is not None and not stop:
+            say(f"finishing the evaluation at {self._env_steps:,} env_steps")
+        while self._params is not None and not stop and not self._evaluator.has_failed:
+            if figures := self._take_result():
+                return figures
+            time.sleep(_POLL_S)
+        return {}
+
+    def _take_result(self) -> dict[str, Any]:
         result = self._evaluator.poll()
         if result is None:
             return {}

@@ -146,7 +146,7 @@ def restore_acting(
     if step == "best" and not where.is_dir():
         raise UserError(
             f"{run_dir}: the best checkpoint",
-            expected="a run with evaluation.every_env_steps",
+            expected="a run with evaluation.every_env_steps, and an evaluation that has ended",
             found=f"no {BEST} there",
         )
     with Checkpointer(where, warn=warn) as checkpointer:

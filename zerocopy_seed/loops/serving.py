@@ -182,8 +182,11 @@ def serve_actors(
         server = stack.enter_context(Server(engine, run, (address, socket), in_thread=is_threaded))
         saved = {"run_id": run_id, "address": server.addresses[0]}
         replace_text(run_dir / _RUN_FILE, json.dumps(saved) + "\n")
-        room = f"{num_free} environments" if num_free else "none, until local actors leave"
-        say(f"room for {room} from elsewhere: zerocopy-seed actor {server.addresses[0]}")
+        where = f"zerocopy-seed actor {server.addresses[0]}"
+        if num_free:
+            say(f"room for {num_free} environments from elsewhere: {where}")
+        else:
+            say(f"all slots are the local actors' (bridge.envs_per_actor leaves some); address: {where}")
         actors = stack.enter_context(LocalActors(socket, local, warn=warn))
         yield Actors(engine, server, actors, warn=warn)
 

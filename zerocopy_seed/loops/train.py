@@ -180,6 +180,10 @@ def _train(
             progress.close()
             # Before actors are seen off, which may take longer than there is time.
             saved = record.save_last(state) and record.wait()
+            if evaluation is not None and not program.failure() and (found := evaluation.finish(stop)):
+                counters = state.learner.env_steps, state.learner.num_updates
+                row = metrics_row(*counters, make_window(len(program.metric_names)), program.metric_names)
+                record.write(program.figures(row) | found, time.monotonic())
     failure = program.failure()
     if failure:
         complain(failure)

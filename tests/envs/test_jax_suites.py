@@ -87,7 +87,7 @@ def test_a_lost_game_is_a_termination(name, action):
     ("name", "path"),
     cases(
         ("navix:Navix-Empty-5x5-v0", [2, 2, 1, 2, 2]),
-        ("xminigrid:MiniGrid-Empty-5x5", [0, 0, 2, 0, 0]),
+        ("xminigrid:MiniGrid-Empty-5x5", [0, 0, 1, 0, 0]),
     ),
 )
 def test_the_goal_is_a_termination_also_on_the_last_step_allowed(name, path):

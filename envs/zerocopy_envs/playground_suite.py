@@ -38,7 +38,7 @@ def make_environment(
       UserError: an unknown setting, with the nearest one there is, or a value that is out of range.
     """
     full_name = f"playground:{name}"
-    config = dm_control_suite.get_default_config(name)
+    config: Any = dm_control_suite.get_default_config(name)
     own = {
         key: value
         for key, value in config.items()
@@ -47,7 +47,7 @@ def make_environment(
     common = {"max_episode_steps": max_episode_steps, "action_repeat": action_repeat}
     check_settings(full_name, common, {"max_episode_steps": 0, "action_repeat": 1})
     check_settings(full_name, settings, {**own, **common})
-    max_episode_steps = max_episode_steps or int(config["episode_length"])
+    max_episode_steps = max_episode_steps or config.episode_length
     check_at_least_one(full_name, max_episode_steps=max_episode_steps, action_repeat=action_repeat)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)

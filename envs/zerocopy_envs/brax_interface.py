@@ -49,6 +49,10 @@ class BraxInterface:
         repetition stops where the episode terminates.
     """
 
+    num_resets_at_once = (
+        64  # a reset costs as much as a step, so `Vectorized` shall compute only those needed
+    )
+
     def __init__(self, environment: Any, physics: str, max_episode_steps: int, action_repeat: int):
         self._environment, self._physics, self._repeat = environment, physics, action_repeat
         # A step overwrites all that a State has beside its physics and info, so zeros do for the rest.

@@ -38,7 +38,7 @@ def make_environment(
       UserError: an unknown setting, with the nearest one there is, or a value that is out of range.
     """
     full_name = f"playground:{name}"
-    config = dm_control_suite.get_default_config(name)
+    config: Any = dm_control_suite.get_default_config(name)
     own = {
         key: value
         for key, value in config.items()

@@ -244,6 +244,10 @@ def main() -> None:
     parser.add_argument("--one", action="store_true", help="only PureJaxRL, in this process; prints JSON")
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "docs" / "results", help="where to write")
     arguments = parser.parse_args()
+    if not (arguments.checkout / "purejaxrl" / "ppo.py").is_file():
+        parser.error(f"{arguments.checkout}: expected a clone of PureJaxRL, found no purejaxrl/ppo.py there")
+    if arguments.one and (len(arguments.env), len(arguments.seeds)) != (1, 1):
+        parser.error("--one: expected one --env and one of --seeds")
 
     if arguments.one:
         [env], [seed] = arguments.env, arguments.seeds

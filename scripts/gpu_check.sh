@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Measures training on this machine's accelerator in under six minutes: throughput from 1k to 64k environments beside
-# the device's own limits, and a run of ant. Nothing may pass between host and device inside a dispatch: `bench roofline`
-# fails if something does.
+# the device's own limits, and a run of ant. `bench roofline` fails if the compiled dispatch calls or feeds the host, or
+# if an argument of it crosses.
 #
 #   scripts/gpu_check.sh [OUT_DIR]     PYTHON=python; SIZES and STEPS make it smaller
 set -euo pipefail
+out=$(realpath -m "${1:-runs/gpu_check-$(date +%Y%m%d-%H%M%S)}")
 cd "$(dirname "$0")/.."
-out=${1:-runs/gpu_check}
 python=${PYTHON:-python}
 sizes=${SIZES:-1024 4096 16384 65536}
 steps=${STEPS:-20_000_000}
@@ -16,7 +16,6 @@ zerocopy_seed() { "$python" -m zerocopy_seed.cli "$@"; }
 
 zerocopy_seed doctor | tee "$out/doctor.txt"
 for config in vtrace_cartpole vtrace_breakout_minatar vtrace_ant; do
-  # Several passes over small minibatches are the CPU's way; what is measured is one large batch a pass.
   # shellcheck disable=SC2086
   zerocopy_seed bench roofline --config "configs/$config.toml" --num-envs $sizes --json | tail -n 1 | tee "$out/$config.json"
 done

@@ -3,7 +3,8 @@
 import importlib.util
 import pathlib
 
-OPTIONAL = ("craftax", "navix", "xminigrid", "jumanji", "pgx", "octax", "jaxtari")
+OPTIONAL = ("envpool", "playground", "craftax", "navix", "xminigrid", "jumanji", "pgx", "octax", "jaxtari")
+_MODULES = {"playground": "mujoco_playground"}  # where it is not the suite's name
 
 
 def missing_suites() -> dict[str, str]:
@@ -11,7 +12,7 @@ def missing_suites() -> dict[str, str]:
     missing = {
         suite: f'pip install "zerocopy_seed[{suite}]"'
         for suite in OPTIONAL
-        if importlib.util.find_spec(suite) is None
+        if importlib.util.find_spec(_MODULES.get(suite, suite)) is None
     }
     if "jaxtari" not in missing:
         import platformdirs  # comes with jaxtari

@@ -46,7 +46,7 @@ def calls(stand_in):
     """Arguments with which `train` was called."""
     seen = []
 
-    def train(config, run_dir, *, resume, init_from, stop):
+    def train(config, run_dir, *, resume, init_from, profile, stop):
         seen.append((config, run_dir, resume))
         return 0
 
@@ -197,7 +197,7 @@ def test_a_mistake_is_one_line(words, expected, config_path, calls, capsys):
 
 
 def test_a_user_error_from_below_is_one_line(config_path, stand_in, capsys):
-    def train(config, run_dir, *, resume, init_from, stop):
+    def train(config, run_dir, *, resume, init_from, profile, stop):
         raise UserError(
             "environment 'gymnax:CartPol'", expected="a\nname", remedy="did you mean CartPole-v1?"
         )
@@ -216,7 +216,7 @@ def test_an_unknown_environment_is_refused_before_anything_is_written(config_pat
 
 
 def test_a_fault_of_the_program_is_not_hidden(config_path, stand_in):
-    def train(config, run_dir, *, resume, init_from, stop):
+    def train(config, run_dir, *, resume, init_from, profile, stop):
         importlib.import_module("zerocopy_seed.no_such_module")
 
     stand_in("zerocopy_seed.loops.train", train=train)
@@ -256,6 +256,8 @@ def test_evaluate_prints_json_last(tmp_path, config_path, stand_in, capsys):
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == {"num_episodes": 3, "return_mean": 0.0}
     assert cli.main(["evaluate", str(tmp_path), "--env", "gymnax:Other"]) == 0
     assert capsys.readouterr().out == "3 episodes\n"
+    for _, options in seen:
+        assert callable(options.pop("warn"))
     assert seen == [
         (tmp_path, {"num_episodes": 3, "seed": 0, "step": 0, "env": None, "video": None}),
         (tmp_path, {"num_episodes": 128, "seed": 0, "step": None, "env": "gymnax:Other", "video": None}),
@@ -296,7 +298,7 @@ def test_bench_hands_on_configurations(config_path, stand_in):
 def test_words_that_a_flag_has_no_room_for_are_the_commands(config_path, stand_in):
     seen = []
 
-    def train(config, run_dir, *, resume, init_from, stop):
+    def train(config, run_dir, *, resume, init_from, profile, stop):
         seen.append(config)
         return 0
 

@@ -112,7 +112,7 @@ class VTraceConfig(LearningConfig):
     clip_pg_rho: Limit = 1.0
     """Bound of the importance ratio in the policy gradient."""
     policy_clip: Limit = math.inf
-    """No step moves an action's importance ratio further than this from 1, as in PPO; inf sets no bound."""
+    """An action whose ratio is further than this from 1, the way its advantage leads, has no gradient (PPO)."""
     entropy_cost: Weight = 0.01
     """Weight of the entropy bonus; its first value when adaptive."""
     adaptive_entropy: bool = False

@@ -84,13 +84,21 @@ class BraxInterface:
 
             (after, reward), _ = jax.lax.scan(again, (after, reward), length=self._repeat - 1)
         time = state.time + 1
-        terminated = after.done > 0
+        observation = _as_float32(after.obs)
+        # A simulation that broke ends here, and what it shows is no number that a network could read.
+        is_sound = jnp.isfinite(reward)
+        for leaf in jax.tree.leaves(observation):
+            is_sound &= jnp.isfinite(leaf).all()
+        observation, reward = jax.tree.map(
+            lambda x: jnp.where(jnp.isfinite(x), x, jnp.float32(0)), (observation, reward)
+        )
+        terminated = (after.done > 0) | ~is_sound
         ended = terminated | (time >= self.spec.max_episode_steps)
         timestep = TimeStep(
             step_type=jnp.where(ended, jnp.int8(StepType.LAST), jnp.int8(StepType.MID)),
             reward=reward,
             discount=jnp.where(terminated, jnp.float32(0), jnp.float32(1)),
-            observation=_as_float32(after.obs),
+            observation=observation,
         )
         return self._carried(after, time), timestep
 
@@ -133,11 +141,12 @@ def _strong(value: Any, like: Any = None) -> Array:
 
 
 def check_at_least_one(environment: str, **settings: int) -> None:
-    """Refuses whole-number settings below 1.
+    """Refuses whole-number settings below 1, or that int32 does not hold.
 
     Raises:
       UserError: naming the first.
     """
     for name, value in settings.items():
-        if value < 1:
-            raise UserError(f"{environment}: setting {name!r}", expected=">= 1", found=str(value))
+        if not 1 <= value < 2**31:
+            expected = ">= 1" if value < 1 else "less than 2^31"
+            raise UserError(f"{environment}: setting {name!r}", expected=expected, found=str(value))

@@ -1,9 +1,12 @@
+import contextlib
 import json
 import os
 import pathlib
 import subprocess
 import sys
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from zerocopy_envs.errors import UserError
@@ -40,13 +43,24 @@ def test_the_figures_belong_together():
     assert figures["ratio_to_roofline"] == pytest.approx(seconds / figures["update_s"])
 
 
+def test_a_call_of_the_host_is_found():
+    def noisy(x):
+        jax.debug.callback(lambda x: None, x)
+        return x + 1
+
+    for function, is_found in ((noisy, True), (lambda x: jnp.sin(x) + 1, False)):
+        program = jax.jit(function).lower(jnp.float32(1)).compile().as_text()
+        with pytest.raises(RuntimeError, match="callback") if is_found else contextlib.nullcontext():
+            roofline.require_no_host_calls(program)
+
+
 def test_loops_that_are_not_counted_are_refused():
     for changed in (
         Config(env=CONFIG.env, total_env_steps=1, agent=R2D2Config()),
         Config(env=CONFIG.env, total_env_steps=1, network=NetworkConfig(core="lstm")),
     ):
         with pytest.raises(UserError, match="bench roofline"):
-            roofline.measure(changed, (1.0, 1.0))
+            roofline.require_counted(changed)
 
 
 @pytest.mark.slow

@@ -52,6 +52,13 @@ def test_done_terminates_and_the_limit_truncates():
     assert (steps[-1].step_type, steps[-1].discount) == (StepType.LAST, 0)
 
 
+def test_a_simulation_that_broke_ends_and_shows_numbers():
+    _, steps, _ = play([1, np.nan])
+    broken = steps[-1]
+    assert (broken.step_type, broken.discount, broken.reward) == (StepType.LAST, 0, 0)
+    np.testing.assert_array_equal(broken.observation, [0])
+
+
 def test_actions_are_clipped():
     start, steps, _ = play([7, -7])
     np.testing.assert_allclose([step.observation[0] for step in steps], [start + 1, start], rtol=1e-6)

@@ -31,6 +31,7 @@ PROBES = [
         "truncated",
         "masked",
         "two_heads",
+        "bounded_target",
     )
 ]
 REGISTERED = [

@@ -9,6 +9,7 @@ passes 1.
 from __future__ import annotations
 
 import dataclasses
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -30,6 +31,7 @@ from zerocopy_seed.types import Mode
 _MATRIX = {"cpu": 1024}  # side of the product that finds the peak; elsewhere 8192
 _COPIED_BYTES = {"cpu": 2**28}  # elsewhere 2 GiB
 _TIMING_S = 0.5
+_HOST_CALLS = re.compile(r"xla_\w*callback\w*|\b(?:infeed|outfeed|send|recv)\(")
 
 
 def fastest(function: Callable[[], Any]) -> float:
@@ -58,8 +60,9 @@ def measure_peaks() -> tuple[float, float]:
 def count(config: Config) -> tuple[float, float]:
     """(FLOPs, bytes) of one update: T single steps, and every pass as one whole batch.
 
-    XLA counts the body of a loop once, so that loops are counted here: T times one step, and as many passes
-    as there are, each of one minibatch. What surrounds them (shuffling, sums of metrics) is left out.
+    XLA counts the body of a loop once, so that these two loops are counted here. What surrounds them is left
+    out (shuffling, sums of metrics, the optimiser's further steps where there are minibatches), and a loop
+    inside of an environment still counts once: for brax and MJX both figures are lower bounds.
     """
     agent_config = config.agent
     assert isinstance(agent_config, VTraceConfig)
@@ -85,11 +88,23 @@ def count(config: Config) -> tuple[float, float]:
     return total("flops"), total("bytes accessed")
 
 
-def time_update(config: Config) -> float:
-    """Seconds of an update as training makes it, in dispatches inside of which nothing goes to the host.
+def require_no_host_calls(program: str) -> None:
+    """Looks through a compiled program's text.
 
     Raises:
-      Exception: of JAX, if something does.
+      RuntimeError: there are callbacks, infeeds or outfeeds in it, sends or receives.
+    """
+    found = sorted(set(_HOST_CALLS.findall(program)))
+    if found:
+        raise RuntimeError(f"the dispatch talks to the host: {', '.join(found)}")
+
+
+def time_update(config: Config) -> float:
+    """Seconds of an update as training makes it; neither calls to the host nor transfers by its arguments.
+
+    Raises:
+      RuntimeError: the compiled program calls or feeds the host.
+      Exception: of JAX, if an argument or a result crosses.
     """
     environment = make_environment(config.env)
     agent = make_agent(config.agent, config.network, environment.spec, num_slots=config.env.num_envs)
@@ -101,9 +116,11 @@ def time_update(config: Config) -> float:
     state = jax.jit(init)()
     update = make_update(agent, environment, config.agent.unroll_length)
     _, metrics, _ = jax.eval_shape(update, state)
-    dispatch = jax.jit(make_dispatch(update, sorted(metrics)), donate_argnums=(0, 1))
     carry = state, make_window(len(metrics))
     numbers = {n: jax.device_put(jnp.int32(n)) for n in (1, 4)}
+    dispatch = jax.jit(make_dispatch(update, sorted(metrics)), donate_argnums=(0, 1))
+    dispatch = dispatch.lower(*carry, numbers[1]).compile()
+    require_no_host_calls(dispatch.as_text())
     carry = jax.block_until_ready(dispatch(*carry, numbers[1]))
 
     def timed(num_updates: int) -> float:
@@ -121,19 +138,25 @@ def time_update(config: Config) -> float:
     return min(times)
 
 
-def measure(config: Config, peaks: tuple[float, float]) -> dict[str, Any]:
-    """The figures of one configuration; `ratio_to_roofline` is the bound's time over the measured time.
+def require_counted(config: Config) -> None:
+    """Refuses what has other loops than `count` knows.
 
     Raises:
-      UserError: another agent than V-trace, or a recurrent core, whose loops are not counted.
+      UserError: another agent than V-trace, a recurrent core, or a network of the user's.
     """
-    if not isinstance(config.agent, VTraceConfig) or config.network.core != "none":
+    network = config.network
+    if not isinstance(config.agent, VTraceConfig) or network.core != "none" or network.name != "default":
         raise UserError(
             "bench roofline",
-            expected="V-trace without a recurrent core, since XLA counts a loop's body once",
-            found=f"agent.name = {config.agent.name!r}, network.core = {config.network.core!r}",
+            expected="V-trace and the default network without a core, since XLA counts a loop's body once",
+            found=f"agent.name = {config.agent.name!r}, network.name = {network.name!r}, "
+            f"network.core = {network.core!r}",
             remedy="choose another configuration",
         )
+
+
+def measure(config: Config, peaks: tuple[float, float]) -> dict[str, Any]:
+    """The figures of one configuration; `ratio_to_roofline` is the bound's time over the measured time."""
     flops, moved = count(config)
     seconds = time_update(config)
     bounds = {"FLOPs": flops / peaks[0], "bytes": moved / peaks[1]}
@@ -163,6 +186,8 @@ def run(
       as_json: print only the JSON object.
     """
     sized = with_num_envs(configs, num_envs)
+    for config in sized:
+        require_counted(config)
     peaks = measure_peaks()
     if not as_json:
         print(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import shutil
+import tempfile
 from typing import Any
 
 import jax
@@ -30,20 +31,26 @@ def with_profile(program: Program, run_dir: pathlib.Path) -> Program:
             return program.dispatch(state, window, np.minimum(num_updates, np.int32(1)))
         if calls > 2:
             return program.dispatch(state, window, num_updates)
-        scratch = run_dir / "profile"
+        scratch = pathlib.Path(tempfile.mkdtemp(prefix=".profile-", dir=run_dir))
+        few = np.minimum(num_updates, np.int32(_NUM_UPDATES))
+        jax.profiler.start_trace(scratch, create_perfetto_trace=True)
         try:
-            with jax.profiler.trace(scratch, create_perfetto_trace=True):
-                state, window = program.dispatch(
-                    state, window, np.minimum(num_updates, np.int32(_NUM_UPDATES))
-                )
-                jax.block_until_ready(state.learner.env_steps)
-            written = next(scratch.rglob(TRACE))
-            written.replace(run_dir / TRACE)
-            say(f"profile: {run_dir / TRACE}; open it at https://ui.perfetto.dev")
-        except (OSError, RuntimeError, StopIteration) as error:
-            complain(f"{run_dir}: no profile: {error or type(error).__name__}")
+            state, window = program.dispatch(state, window, few)
+            jax.block_until_ready(state.learner.env_steps)
         finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+            _keep(scratch, run_dir / TRACE)
         return state, window
 
     return program._replace(dispatch=dispatch)
+
+
+def _keep(scratch: pathlib.Path, trace: pathlib.Path) -> None:
+    """Ends the trace; that it cannot be written must not end the training."""
+    try:
+        jax.profiler.stop_trace()
+        next(scratch.rglob(TRACE)).replace(trace)
+        say(f"profile: {trace}; open it at https://ui.perfetto.dev")
+    except (OSError, RuntimeError, StopIteration) as error:
+        complain(f"{trace}: no profile: {error or type(error).__name__}")
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)

@@ -1,6 +1,7 @@
 """Messages to an actor: in their order, one at a time, and no more read from one that reads none."""
 
 import asyncio
+from typing import Any
 
 import grpc.aio
 
@@ -21,7 +22,7 @@ class Context:
 
 def test_messages_are_written_one_after_another_and_reading_waits_for_them():
     async def run():
-        context = Context()
+        context: Any = Context()
         outbox = Outbox(context)
         for message in (b"1", b"2", b"3"):
             outbox.put(message)
@@ -43,7 +44,7 @@ def test_messages_are_written_one_after_another_and_reading_waits_for_them():
 
 def test_a_stream_that_has_ended_takes_messages_and_forgets_them():
     async def run():
-        context = Context()
+        context: Any = Context()
         outbox = Outbox(context)
         outbox.put(b"1")
         outbox.put(b"2")

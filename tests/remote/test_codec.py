@@ -19,6 +19,7 @@ from zerocopy_envs.types import (
 )
 from zerocopy_seed.remote import bridge_pb2, codec
 from zerocopy_seed.remote.errors import ProtocolError
+from zerocopy_seed.remote.usual import make_usual
 from zerocopy_seed.remote.wire_format import make_wire_format, varint
 
 SPECS = {
@@ -242,6 +243,40 @@ def test_what_does_not_fit_is_refused_in_one_line(data, line):
     with pytest.raises(ProtocolError) as caught:
         codec.decode_observations(WIRES["dict"], data, 5)
     assert line in str(caught.value) and "\n" not in str(caught.value)
+
+
+@hypothesis.settings(deadline=None, max_examples=60)
+@hypothesis.given(steps(), st.integers(0, 2))
+def test_the_usual_message_and_no_other_is_known_by_its_bytes(step, num_wrong):
+    name, number, environment, timestep = step
+    usual = make_usual(WIRES[name], environment.tobytes())
+    ones = np.ones(len(environment), np.float32)
+    timestep = timestep._replace(step_type=ones.astype(np.int8), discount=ones)
+    timestep.step_type[: num_wrong == 1] = 2
+    if num_wrong == 2:
+        environment = environment[::-1]
+    data = codec.encode_observations(WIRES[name], number, environment, timestep)
+    read_number, begin = codec.read_request(data)
+    found = usual.read(data, begin)
+    is_left_to_the_parser = number >= 2**63  # of ten bytes
+    if num_wrong == 1 or (num_wrong == 2 and len(environment) > 1) or is_left_to_the_parser:
+        assert found is None
+        return
+    assert found is not None
+    reward, observation = found
+    message = codec.Observations(
+        read_number, environment.tobytes(), usual.step_type, reward, usual.discount, observation, True
+    )
+    assert_equal(message, number, environment, timestep)
+    assert usual.read(data[:-1], begin) is usual.read(data + b"\0", begin) is None
+
+
+def test_a_usual_message_with_bools_that_are_none_is_refused():
+    environment = np.arange(3, dtype="<i4").tobytes()
+    usual = make_usual(WIRES["dict"], environment)
+    data = changed(step_type=b"\1" * 3, discount=floats(1, 1, 1), observation=[b"\2" * 39, *DICT_LEAVES[1:]])
+    with pytest.raises(ProtocolError, match="action_mask: expected bytes 0 or 1, found 2"):
+        usual.read(data, codec.read_request(data)[1])
 
 
 @hypothesis.settings(deadline=None, max_examples=80)

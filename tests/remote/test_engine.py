@@ -220,7 +220,7 @@ def test_more_actors_compile_nothing_new():
 def test_a_step_writes_its_tables_in_place():
     engine = make_engine(num_slots=64, length=200)
     batch = engine._batches[0]
-    compiled: Any = engine._step.lower(engine._tables, PARAMS, batch.words, batch.observation).compile()
+    compiled: Any = engine._step.lower(engine._leaves, engine._params, batch.words, batch.leaves).compile()
     tables = sum(leaf.nbytes for leaf in jax.tree.leaves(engine._tables))
     memory: Any = compiled.memory_analysis()
     assert memory.alias_size_in_bytes >= tables

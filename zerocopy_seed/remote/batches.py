@@ -11,7 +11,7 @@ from zerocopy_envs.types import EnvironmentSpec, StepType
 from zerocopy_seed.remote.requests import Request
 from zerocopy_seed.remote.tables import NUM_WORDS, Places
 
-_SMALLEST = 8
+_SMALLEST_BITS = 3
 _MID = int(StepType.MID)
 _ALIGNMENT = 64  # bytes; what JAX reads without a copy, and reads rightly
 
@@ -25,6 +25,7 @@ class Batch:
         that goes up costs microseconds.
       places, slot, unroll, row, closed: views of it.
       observation: a pytree of arrays [b, ...].
+      leaves: of it.
     """
 
     def __init__(self, spec: EnvironmentSpec, size: int):
@@ -37,7 +38,7 @@ class Batch:
         )
         self._step_type = self.words[-3]
         self._reward, self._discount = self.words.view(np.float32)[-2:]
-        self._leaves = jax.tree.leaves(self.observation)
+        self.leaves = tuple(jax.tree.leaves(self.observation))
         self._num_rows = -1
 
     def pad(self, num_rows: int, nobody: int, nowhere: int) -> None:
@@ -58,16 +59,21 @@ class Batch:
         else:
             self._step_type[begin:end] = request.step_type
             self._discount[begin:end] = request.discount
-        for buffer, rows in zip(self._leaves, request.leaves, strict=True):
+        for buffer, rows in zip(self.leaves, request.leaves, strict=True):
             buffer[begin:end] = rows
 
 
 def make_batches(spec: EnvironmentSpec, most: int) -> list[Batch]:
     """Of powers of two, from the smallest to the first that holds `most` rows."""
-    sizes = [_SMALLEST]
+    sizes = [1 << _SMALLEST_BITS]
     while sizes[-1] < most:
         sizes.append(2 * sizes[-1])
     return [Batch(spec, size) for size in sizes]
+
+
+def batch_for(batches: list[Batch], num_rows: int) -> Batch:
+    """The smallest of `make_batches`'s that holds so many rows."""
+    return batches[max(0, (num_rows - 1).bit_length() - _SMALLEST_BITS)]
 
 
 def _aligned_zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:

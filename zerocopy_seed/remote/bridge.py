@@ -13,12 +13,13 @@ import numpy as np
 
 from zerocopy_envs.types import EnvironmentSpec
 from zerocopy_seed.remote import bridge_pb2
-from zerocopy_seed.remote.codec import ACTIONS_GOODBYE, decode_observations, encode_actions
+from zerocopy_seed.remote.codec import ACTIONS_GOODBYE, decode_observations, encode_actions, read_request
 from zerocopy_seed.remote.engine import Engine
 from zerocopy_seed.remote.errors import ProtocolError, Refused
 from zerocopy_seed.remote.requests import Request, make_request, where_of
 from zerocopy_seed.remote.specs import first_difference, spec_from_message, spec_to_message
 from zerocopy_seed.remote.transport import SOFTWARE, VERSION
+from zerocopy_seed.remote.usual import Usual, make_usual
 from zerocopy_seed.remote.wire_format import make_wire_format
 
 _STREAM_WITHIN_S = 30.0  # from joining; then the slots are for others
@@ -156,7 +157,7 @@ class Connection:
 
     def __init__(self, bridge: Bridge, session_id: str, slots: np.ndarray, write: Callable[[bytes], None]):
         self._bridge, self.session_id, self._slots, self.write = bridge, session_id, slots, write
-        self._known: dict[bytes, tuple[np.ndarray, slice | np.ndarray]] = {}
+        self._known: dict[bytes, tuple[np.ndarray, slice | np.ndarray, Usual]] = {}
         self.said_goodbye = self._is_closed = False
 
     def receive(self, data: bytes) -> None:
@@ -166,27 +167,11 @@ class Connection:
           ProtocolError: it does not fit what was agreed upon; the stream is to be ended.
         """
         bridge, engine = self._bridge, self._bridge._engine
-        message = decode_observations(bridge.wire, data, len(self._slots))
-        if message.goodbye:
+        request = self._usual_request(data) or self._request(data)
+        if request is None:
             self.said_goodbye = True
             return
-        slot, where = self._known.get(message.environment) or self._find(message.environment)
-        number = message.request
-
-        def answer(actions: np.ndarray) -> None:
-            if not self._is_closed:
-                self.write(encode_actions(bridge.wire, number, actions))
-
-        request = Request(
-            slot,
-            where,
-            message.step_type,
-            message.reward,
-            message.discount,
-            message.leaves,
-            message.is_usual,
-            answer,
-        )
+        slot = request.slot
         wrong = engine.check(request)
         if wrong is not None:
             expected, which = wrong
@@ -199,13 +184,39 @@ class Connection:
         bridge.num_bytes += len(data)
         bridge._notify()
 
-    def _find(self, environment: bytes) -> tuple[np.ndarray, slice | np.ndarray]:
-        """The slots of a message, and where they are; see `Request`."""
-        slot = self._slots[np.frombuffer(environment, "<i4")]
-        found = slot, where_of(slot)
-        if len(self._known) < _MOST_KNOWN:
-            self._known[environment] = found
-        return found
+    def _usual_request(self, data: bytes) -> Request | None:
+        """One in the midst of episodes, about environments that another was about; None if it is no such."""
+        number, begin = read_request(data)
+        for slot, where, usual in self._known.values():
+            if found := usual.read(data, begin):
+                reward, leaves = found
+                answer = self._answer_to(number)
+                return Request(slot, where, usual.step_type, reward, usual.discount, leaves, True, answer)
+        return None
+
+    def _request(self, data: bytes) -> Request | None:
+        """Any message; None for a goodbye."""
+        wire = self._bridge.wire
+        message = decode_observations(wire, data, len(self._slots))
+        if message.goodbye:
+            return None
+        known = self._known.get(message.environment)
+        if known is None:
+            slot = self._slots[np.frombuffer(message.environment, "<i4")]
+            known = slot, where_of(slot), make_usual(wire, message.environment)
+            if len(self._known) < _MOST_KNOWN:
+                self._known[message.environment] = known
+        slot, where, _ = known
+        answer = self._answer_to(message.request)
+        _, _, step_type, reward, discount, leaves, is_usual, _ = message
+        return Request(slot, where, step_type, reward, discount, leaves, is_usual, answer)
+
+    def _answer_to(self, number: int) -> Callable[[np.ndarray], None]:
+        def answer(actions: np.ndarray) -> None:
+            if not self._is_closed:
+                self.write(encode_actions(self._bridge.wire, number, actions))
+
+        return answer
 
     def close(self) -> None:
         """Frees the actor's slots, however the stream ended."""

@@ -98,7 +98,7 @@ def decode_observations(wire: WireFormat, data: bytes, num_environments: int) ->
     Raises:
       ProtocolError: sizes, indices or flags that are wrong; nothing has been allocated by then.
     """
-    request, start = _read_request(data)
+    request, start = read_request(data)
     num_rows = _read_num_rows(data, start)
     if not 0 < num_rows <= num_environments:
         return _parse_observations(wire, data, num_environments)
@@ -130,15 +130,13 @@ def encode_actions(wire: WireFormat, request: int, action: np.ndarray) -> bytes:
     Raises:
       ProtocolError: the array does not fit the format.
     """
-    shape = (len(action), *wire.action_shape)
-    if type(action) is not np.ndarray or action.shape != shape or action.dtype != wire.action_dtype:
-        action = _fit("action", action, shape, wire.action_dtype)
-    if not action.flags.c_contiguous:
-        action = np.ascontiguousarray(action)
-    if not action.nbytes:
+    fits = type(action) is np.ndarray and action.dtype is wire.action_dtype  # equality takes far longer
+    if not fits or action.shape[1:] != wire.action_shape:
+        action = _fit("action", action, (len(action), *wire.action_shape), wire.action_dtype)
+    data = action.tobytes()
+    if not data:
         return _request_prefix(request)
-    parts: list[Any] = [_request_prefix(request), b"\x12", varint(action.nbytes), action]
-    return b"".join(parts)
+    return b"%b\x12%b%b" % (_request_prefix(request), varint(len(data)), data)
 
 
 def decode_actions(wire: WireFormat, data: bytes, num_rows: int) -> Actions:
@@ -147,13 +145,10 @@ def decode_actions(wire: WireFormat, data: bytes, num_rows: int) -> Actions:
     Raises:
       ProtocolError: the size is wrong.
     """
-    request, start = _read_request(data)
-    num_bytes = num_rows * wire.action_bytes
-    prefix = b"\x12" + varint(num_bytes)
-    begin = start + len(prefix)
-    if data[start:begin] == prefix and len(data) == begin + num_bytes:
-        shape = (num_rows, *wire.action_shape)
-        return Actions(request, np.ndarray(shape, wire.action_dtype, data, begin))
+    request, start = read_request(data)
+    prefix, num_bytes, shape = wire.action_layout(num_rows)
+    if data.startswith(prefix, start) and len(data) == start + num_bytes:
+        return Actions(request, np.ndarray(shape, wire.action_dtype, data, start + len(prefix)))
     message = _parse(bridge_pb2.Actions, data)
     if message.goodbye:
         return Actions(message.request, np.empty((0, *wire.action_shape), wire.action_dtype), True)
@@ -168,7 +163,7 @@ def request_of(data: bytes) -> int:
     Raises:
       ProtocolError: it is none.
     """
-    request, end = _read_request(data)
+    request, end = read_request(data)
     return request if end else _parse(bridge_pb2.Actions, data).request
 
 
@@ -176,10 +171,12 @@ def _request_prefix(request: int) -> bytes:
     return b"\x08" + varint(request) if request else b""
 
 
-def _read_request(data: bytes) -> tuple[int, int]:
-    """Field 1 if it comes first, and where it ends; (0, 0) where the generated parser must look."""
-    if not data or data[0] != 0x08:
+def read_request(data: bytes) -> tuple[int, int]:
+    """A message's number, field 1, and its end, if it comes first; (0, 0) where the parser must look."""
+    if len(data) < 2 or data[0] != 0x08:
         return 0, 0
+    if data[1] < 0x80:
+        return data[1], 2
     value = 0
     for place, byte in enumerate(data[1:10]):  # a tenth byte may overflow
         value |= (byte & 0x7F) << 7 * place
@@ -239,10 +236,7 @@ def _checked(
     first = int.from_bytes(environment[:4], "little")
     if environment != wire.counting(num_environments)[4 * first : 4 * first + len(environment)]:
         _check_environment(np.frombuffer(environment, "<i4"), num_environments)
-    for i in wire.masks:
-        most = np.max(observation[i].view(np.uint8), initial=0)
-        if most > 1:
-            raise ProtocolError(wire.paths[i], "bytes 0 or 1", str(most))
+    check_masks(wire, observation)
     if (step_type_bytes, discount_bytes) == layout.usual_bytes:
         step_type, discount = layout.usual
         return Observations(request, environment, step_type, reward, discount, observation, True)
@@ -254,6 +248,18 @@ def _checked(
         if outside.any():
             raise ProtocolError("discount", "0 to 1", str(discount[outside][0]))
     return Observations(request, environment, step_type, reward, discount, observation)
+
+
+def check_masks(wire: WireFormat, observation: tuple[np.ndarray, ...]) -> None:
+    """Looks at the bool arrays of an observation.
+
+    Raises:
+      ProtocolError: they have bytes other than 0 and 1.
+    """
+    for i in wire.masks:
+        most = np.max(observation[i].view(np.uint8), initial=0)
+        if most > 1:
+            raise ProtocolError(wire.paths[i], "bytes 0 or 1", str(most))
 
 
 def _check_environment(environment: np.ndarray, num_environments: int) -> None:

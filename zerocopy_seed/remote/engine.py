@@ -20,7 +20,7 @@ import numpy as np
 from zerocopy_envs.types import EnvironmentSpec
 from zerocopy_seed.keys import Stream, as_seeds, slot_keys
 from zerocopy_seed.remote import tables as device
-from zerocopy_seed.remote.batches import Batch, make_batches
+from zerocopy_seed.remote.batches import Batch, batch_for, make_batches
 from zerocopy_seed.remote.requests import Request
 from zerocopy_seed.remote.slots import Episodes, Slots, Taken
 from zerocopy_seed.remote.tables import Column
@@ -73,7 +73,7 @@ class Engine:
         first_incarnation: int = 0,
         first_slot: int = 0,
     ):
-        self._agent, self._params, self._first_slot = agent, params, first_slot
+        self._agent, self._first_slot = agent, first_slot
         self._slots = Slots(
             num_slots,
             unroll_length,
@@ -89,8 +89,11 @@ class Engine:
             num_unrolls=self._slots.num_unrolls,
             length=unroll_length,
         )
-        self._tables = jax.jit(make)(params)
-        self._trajectory = jax.jit(functools.partial(device.make_trajectory, num_slots))(self._tables)
+        tables = jax.jit(make)(params)
+        # Tuples of leaves, since to take a tree of named tuples apart costs more than to write its tables.
+        self._tables_tree, self._leaves = jax.tree.structure(tables), tuple(jax.tree.leaves(tables))
+        self._params = tuple(jax.tree.leaves(params))
+        self._trajectory = jax.jit(functools.partial(device.make_trajectory, num_slots))(tables)
         num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(self._trajectory))
         self._columns = max(1, min(num_slots, _GATHERED_BYTES * num_slots // num_bytes))
         self._batches = make_batches(spec, min(max_batch, num_slots))
@@ -103,12 +106,17 @@ class Engine:
             environment_keys = slot_keys(seed, Stream.ENVIRONMENT, slots, incarnation)
             return tables, jax.random.key_data(environment_keys)
 
+        trees = self._tables_tree, *map(jax.tree.structure, (params, spec.observation))
+
+        def step(tables, params, words, observation):
+            tables, params, observation = map(jax.tree.unflatten, trees, (tables, params, observation))
+            tables, action = device.step(agent, tables, params, words, observation)
+            return tuple(jax.tree.leaves(tables)), action
+
         # One operation after another: spread over threads that others keep busy, they take milliseconds.
         in_turn: Any = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
         options = in_turn if jax.default_backend() == "cpu" else None
-        self._step = jax.jit(
-            functools.partial(device.step, agent), donate_argnums=0, compiler_options=options
-        )
+        self._step = jax.jit(step, donate_argnums=0, compiler_options=options)
         self._close = jax.jit(device.close, donate_argnums=0)
         self._gather = jax.jit(device.gather_into, donate_argnums=0)
         self._open = jax.jit(open_slots, donate_argnums=0)
@@ -123,6 +131,14 @@ class Engine:
         self._wait_s = 0.0
         self._num_calls = self._num_rows = 0
         self.wake: Callable[[], None] = lambda: None
+
+    @property
+    def _tables(self) -> device.Tables:
+        return jax.tree.unflatten(self._tables_tree, self._leaves)
+
+    @_tables.setter
+    def _tables(self, tables: device.Tables) -> None:
+        self._leaves = tuple(jax.tree.leaves(tables))
 
     # The driver's side.
 
@@ -186,7 +202,7 @@ class Engine:
             requests, num_rows = self._admit()
             if not requests:
                 return []
-            batch = self._batch_for(num_rows)
+            batch = batch_for(self._batches, num_rows)
             num_finished = self._slots.num_finished
             begin = 0
             for request in requests:
@@ -258,7 +274,7 @@ class Engine:
     def publish(self, params: ActingParams, slot: np.ndarray) -> None:
         """What acting reads from now on, after an update from unrolls of slots [n]."""
         with self._lock:
-            self._params = params
+            self._params = tuple(jax.tree.leaves(params))
             self._slots.version += 1
             self._slots.learned(slot)
         self.wake()
@@ -378,7 +394,7 @@ class Engine:
             closed = self._slots.note(request.slot, request.step_type, request.reward)
             request.closed = np.full_like(closed, nowhere)
             if (closed != nowhere).any():
-                batch = self._batch_for(len(closed))
+                batch = batch_for(self._batches, len(closed))
                 batch.fill(request, 0)
                 batch.closed[: len(closed)] = closed
                 batch.pad(len(closed), self._slots.num_slots, nowhere)
@@ -387,11 +403,8 @@ class Engine:
                 self._changed.notify_all()
 
     def _act(self, batch: Batch) -> np.ndarray:
-        self._tables, action = self._step(self._tables, self._params, batch.words, batch.observation)
+        self._leaves, action = self._step(self._leaves, self._params, batch.words, batch.leaves)
         return np.asarray(action)  # waits: from here on the buffers are free again
-
-    def _batch_for(self, num_rows: int) -> Batch:
-        return next(batch for batch in self._batches if batch.size >= num_rows)
 
     def _assign(self, batch: Batch, request: Request, begin: int) -> None:
         """Where the rows of a request go."""

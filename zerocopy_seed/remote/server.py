@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ from zerocopy_seed.remote.bridge import Bridge, RunDescription
 from zerocopy_seed.remote.drivers import Driver, LoopDriver, ThreadDriver
 from zerocopy_seed.remote.engine import Engine
 from zerocopy_seed.remote.errors import ProtocolError, Refused
+from zerocopy_seed.remote.outbox import Outbox
 
 SERVICE = "zerocopy_seed.v1.Bridge"
 
@@ -169,69 +169,18 @@ def _make_handlers(bridge: Bridge) -> grpc.GenericRpcHandler:
     )
 
 
-class _Outbox:
-    """Messages to an actor, written in their order by whoever is there: its reader, or a task of their own.
-
-    A task that wakes for every message takes longer than the writing. So after a message has come, its reader
-    writes the answer itself, if that is there at once, or after the loop had a turn to act upon it.
-    """
-
-    def __init__(self, context: grpc.aio.ServicerContext):
-        self._context = context
-        self._messages: deque[bytes] = deque()
-        self._is_filled = asyncio.Event()
-        self._is_reader_coming = self._is_writing = False
-
-    def put(self, message: bytes) -> None:
-        """Sends it, in time."""
-        self._messages.append(message)
-        if not self._is_reader_coming:
-            self._is_filled.set()
-
-    def expect(self) -> None:
-        """The reader has a message, and will write its answer soon."""
-        self._is_reader_coming = True
-
-    async def write_soon(self) -> None:
-        """Writes what is there, or what the loop's next turn puts in; for the reader."""
-        if not self._messages:
-            await asyncio.sleep(0)
-        self._is_reader_coming = False
-        await self._write()
-
-    async def keep_writing(self) -> None:
-        """Writes what comes at other times, until it is cancelled."""
-        while True:
-            await self._is_filled.wait()
-            self._is_filled.clear()
-            await self._write()
-
-    async def _write(self) -> None:
-        if self._is_writing:
-            return  # who does will write these too
-        self._is_writing = True
-        try:
-            while self._messages:
-                await self._context.write(self._messages.popleft())
-        finally:
-            self._is_writing = False
-
-
 async def _serve_stream(bridge: Bridge, context: grpc.aio.ServicerContext) -> None:
-    outbox = _Outbox(context)
+    outbox = Outbox(context)
     metadata = dict(context.invocation_metadata() or ())
     try:
         connection = bridge.open(str(metadata.get("session", "")), outbox.put)
     except Refused as refusal:
         await context.abort(grpc.StatusCode[refusal.code], refusal.message)
-    writer = asyncio.create_task(outbox.keep_writing())
     try:
         while (data := await context.read()) is not grpc.aio.EOF:  # pyright: ignore[reportAttributeAccessIssue]
-            outbox.expect()
             connection.receive(data)
-            await outbox.write_soon()
+            await outbox.has_room()
     except ProtocolError as error:
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
     finally:
-        writer.cancel()
         connection.close()

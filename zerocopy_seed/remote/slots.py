@@ -79,9 +79,16 @@ class Slots:
 
         self.is_live = np.zeros(num_slots, bool)
         self.incarnation = np.full(num_slots, first_incarnation - 1, np.int64)
-        self._awaited = np.full(num_slots, _IS_FIRST, np.int8)
+        # Their bytes, since a few of those are compared and set in a fraction of the time that arrays take.
+        self._awaited_bytes, self._at_end_bytes = bytearray(num_slots), bytearray(num_slots)
+        self._has_ended_bytes = bytearray(num_slots)
+        self._zeros, self._nones = bytes(num_slots), bytes([_NONE]) * num_slots
+
+        self._awaited = np.frombuffer(self._awaited_bytes, np.int8)
+        self._awaited[:] = _IS_FIRST
         self._is_held = np.zeros(num_slots, bool)
-        self._has_ended = np.ones(num_slots, bool)  # the next timestep must be FIRST
+        self._has_ended = np.frombuffer(self._has_ended_bytes, bool)  # the next timestep must be FIRST
+        self._has_ended[:] = True
         self._places = np.empty((4, num_slots), np.int32)
         _, self._unroll, self._row, _ = self._places
         self._places[0], self._unroll[:], self._row[:], self._places[3] = (
@@ -90,7 +97,8 @@ class Slots:
             0,
             self.num_unrolls,
         )
-        self._is_at_end = np.ones(num_slots, bool)  # the next timestep opens an unroll, or closes one
+        self._is_at_end = np.frombuffer(self._at_end_bytes, bool)  # the next opens an unroll, or closes one
+        self._is_at_end[:] = True
         self._follows = np.zeros(num_slots, bool)
         self._num_waiting = np.zeros(num_slots, np.int64)  # finished and not yet learned from
         self._is_outside = np.zeros(num_slots, bool)  # an update is under way that has no unroll of it
@@ -138,9 +146,10 @@ class Slots:
 
     def check(self, request: Request) -> tuple[str, int] | None:
         """What is wrong with a request: what was expected, and of which slot; or None."""
-        awaited = self._awaited[request.where]
-        if not np.count_nonzero(awaited):
+        where = request.where
+        if type(where) is slice and self._are_zero(self._awaited_bytes, where):
             return None
+        awaited = self._awaited[where]
         busy = awaited == _NONE
         if np.count_nonzero(busy):
             return "no message before the answer to the last one", int(request.slot[busy][0])
@@ -151,7 +160,10 @@ class Slots:
 
     def arrived(self, where: slice | np.ndarray) -> None:
         """A message about some slots has come: the next may not before they are `answered`."""
-        self._awaited[where] = _NONE
+        if type(where) is slice:
+            self._awaited_bytes[where] = self._nones[: where.stop - where.start]
+        else:
+            self._awaited[where] = _NONE
 
     def go_on(self, request: Request, places: np.ndarray) -> bool:
         """`note` and `begin_rows` in one, for the usual request: in the midst of episodes and of unrolls.
@@ -164,7 +176,9 @@ class Slots:
           False, and nothing has changed, for any other request.
         """
         where = request.where
-        if not request.is_usual or type(where) is not slice or np.count_nonzero(self._is_at_end[where]):
+        if not request.is_usual or type(where) is not slice:
+            return False
+        if not self._are_zero(self._at_end_bytes, where):
             return False
         places[:] = self._places[:, where]
         row, returned, steps = self._row[where], self._return[where], self._steps[where]
@@ -236,7 +250,10 @@ class Slots:
 
     def answered(self, where: slice | np.ndarray) -> None:
         """Some slots have their actions: their next message may come."""
-        self._awaited[where] = self._has_ended[where]
+        if type(where) is slice:
+            self._awaited_bytes[where] = self._has_ended_bytes[where]
+        else:
+            self._awaited[where] = self._has_ended[where]
 
     @property
     def num_finished(self) -> int:
@@ -285,6 +302,9 @@ class Slots:
         ended, self._ended = self._ended, []
         none = Episodes(np.zeros(0, np.int32), np.zeros(0), np.zeros(0, np.int64))
         return Episodes(*map(np.concatenate, zip(none, *ended, strict=True)))
+
+    def _are_zero(self, of_slots: bytearray, where: slice) -> bool:
+        return of_slots.startswith(self._zeros[: where.stop - where.start], where.start)
 
     def _follow_episodes(
         self, slot: np.ndarray, first: np.ndarray, last: np.ndarray, reward: np.ndarray

@@ -60,6 +60,9 @@ class WireFormat:
     action_shape: tuple[int, ...]
     masks: tuple[int, ...]
     _layouts: dict[int, Layout] = dataclasses.field(default_factory=dict, repr=False, compare=False)
+    _action_layouts: dict[int, tuple[bytes, int, tuple[int, ...]]] = dataclasses.field(
+        default_factory=dict, repr=False, compare=False
+    )
     _counting: dict[int, bytes] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -93,6 +96,16 @@ class WireFormat:
         found = self._layouts.get(num_rows)
         if found is None:
             found = self._layouts[num_rows] = _make_layout(self, num_rows)
+        return found
+
+    def action_layout(self, num_rows: int) -> tuple[bytes, int, tuple[int, ...]]:
+        """Of `Actions` after their number: what stands before the array, the bytes of both, its shape."""
+        found = self._action_layouts.get(num_rows)
+        if found is None:
+            num_bytes = num_rows * self.action_bytes
+            prefix = b"\x12" + varint(num_bytes)
+            found = prefix, len(prefix) + num_bytes, (num_rows, *self.action_shape)
+            self._action_layouts[num_rows] = found
         return found
 
     def counting(self, num_environments: int) -> bytes:

@@ -112,7 +112,7 @@ class VTraceConfig(LearningConfig):
     clip_pg_rho: Limit = 1.0
     """Bound of the importance ratio in the policy gradient."""
     policy_clip: Limit = math.inf
-    """An action whose ratio is further than this from 1, the way its advantage leads, has no gradient (PPO)."""
+    """An action whose ratio is further from 1, the way its advantage leads, has no gradient (PPO)."""
     entropy_cost: Weight = 0.01
     """Weight of the entropy bonus; its first value when adaptive."""
     adaptive_entropy: bool = False

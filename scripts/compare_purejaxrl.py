@@ -4,8 +4,8 @@
     python scripts/compare_purejaxrl.py purejaxrl --env Breakout-MinAtar Asterix-MinAtar --seeds 0 1 2
 
 Each run is a fresh process with an empty compile cache. PureJaxRL's `purejaxrl/ppo.py` runs as it is, on the
-same gymnax, with the settings of its own MinAtar example. Returns over time are those of training; the return
-at the end is what `evaluate` finds in our checkpoint, and PureJaxRL's mean of its last 128 episodes or more.
+same gymnax, with the settings of its own MinAtar example. Returns are those of training episodes, at the end the
+mean of the last 128 or more; what `evaluate` finds in our checkpoint, at the policy's mode, is told apart.
 """
 
 from __future__ import annotations
@@ -145,13 +145,24 @@ def ours(env: str, seed: int, total_env_steps: int, scratch: pathlib.Path, *word
         "launch_s": launch_s,
         "train_s": last["wall_s"],
         "env_steps": last["env_steps"],
-        "return_mean": json.loads(printed.splitlines()[-1])["return_mean"],
+        "return_mean": last_return(lines),
+        "evaluated": json.loads(printed.splitlines()[-1])["return_mean"],
         "curve": [
             [line["env_steps"], line["wall_s"], line["episode_return"]]
             for line in lines
             if "episode_return" in line
         ],
     }
+
+
+def last_return(lines: list[dict[str, Any]]) -> float:
+    """Mean return of the last 128 episodes or more, of lines of metrics."""
+    total = count = 0.0
+    for line in reversed(lines):
+        if count < 128 and line.get("num_episodes"):
+            total += line["episode_return"] * line["num_episodes"]
+            count += line["num_episodes"]
+    return total / count
 
 
 def theirs(
@@ -173,8 +184,8 @@ def table(results: list[dict[str, Any]], thresholds: list[float]) -> str:
     """The results as Markdown: by game and program, the seeds side by side."""
     to = " | ".join(f"s to {threshold:g}" for threshold in thresholds)
     lines = [
-        f"| game | program | return at the end, by seed | steps/s | {to} | launch to trained, s |",
-        "|---|---|---|---|" + "---|" * (len(thresholds) + 1),
+        f"| game | program | return at the end, by seed | evaluated | steps/s | {to} | launch to trained, s |",
+        "|---|---|---|---|---|" + "---|" * (len(thresholds) + 1),
     ]
     for env, program in dict.fromkeys((row["env"], row["program"]) for row in results):
         rows = [row for row in results if (row["env"], row["program"]) == (env, program)]
@@ -188,6 +199,7 @@ def table(results: list[dict[str, Any]], thresholds: list[float]) -> str:
             env,
             program,
             ", ".join(f"{row['return_mean']:.1f}" for row in rows),
+            ", ".join(f"{row['evaluated']:.1f}" for row in rows if "evaluated" in row),
             ", ".join(f"{row['env_steps'] / row['train_s']:,.0f}" for row in rows),
             *reached,
             ", ".join(f"{row['launch_s']:.0f}" for row in rows),

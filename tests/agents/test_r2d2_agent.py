@@ -538,6 +538,7 @@ def test_what_a_slot_does_is_its_own(programs):
         np.testing.assert_array_equal(before.timestep.reward[:, chosen], now.timestep.reward[:, :3])
 
 
+@pytest.mark.slow
 def test_one_device_is_eight(programs, learning):
     assert jax.device_count() == 8
     learners, _, metrics = learning

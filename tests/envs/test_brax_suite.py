@@ -68,6 +68,7 @@ def test_an_unsupported_backend_is_refused_and_listed():
         make("brax:fast", backend="sprin")
 
 
+@pytest.mark.slow
 def test_episodes_of_a_slot_start_apart_and_nothing_compiles_twice():
     vectorized = Vectorized(make("brax:inverted_pendulum", max_episode_steps=2))
     traced = []

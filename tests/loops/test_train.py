@@ -232,6 +232,7 @@ def test_training_outlives_a_directory_that_takes_no_checkpoint(run_dir, tmp_pat
     assert read_metrics(tmp_path)[-1]["env_steps"] == read_metrics(run_dir)[-1]["env_steps"]
 
 
+@pytest.mark.slow
 def test_a_damaged_last_checkpoint_is_written_anew(run_dir, tmp_path, capfd):
     directory = tmp_path / "run"
     shutil.copytree(run_dir, directory)

@@ -12,7 +12,7 @@ import inspect
 import warnings
 from typing import Any
 
-from zerocopy_envs.brax_backends import BACKENDS, UNSUPPORTED, working_backends
+from zerocopy_envs.brax_backends import BACKENDS, ENVIRONMENTS, UNSUPPORTED, backend_notes, working_backends
 from zerocopy_envs.brax_interface import BraxInterface, check_at_least_one
 from zerocopy_envs.errors import UserError, did_you_mean, known
 from zerocopy_envs.settings import check_settings
@@ -39,6 +39,14 @@ def make_environment(
         run on, with those that it does; or a value that is out of range.
     """
     full_name = f"brax:{name}"
+    if not working_backends(name):
+        raise UserError(f"environment {full_name!r}", expected="one that runs", found=backend_notes()[name])
+    if name not in ENVIRONMENTS:
+        raise UserError(
+            f"environment {full_name!r}",
+            expected="an environment of suite 'brax'",
+            remedy=did_you_mean(name, ENVIRONMENTS) or known(ENVIRONMENTS),
+        )
     constructor = envs._envs[name]  # brax has no public way to ask which arguments an environment takes
     own = {
         parameter.name: parameter.default

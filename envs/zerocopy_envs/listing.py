@@ -40,6 +40,7 @@ def describe_environments() -> Iterator[EnvironmentRow]:
         except UserError as error:
             yield EnvironmentRow(f"{suite}:*", problem=str(error))
             continue
+        notes = {f"{suite}:{name}": note for name, note in find_suite(suite).notes.items()}
         for name in names:
             try:
                 environment = make(name)
@@ -60,8 +61,10 @@ def describe_environments() -> Iterator[EnvironmentRow]:
                     describe_observation(spec.observation),
                     describe_action(spec.action),
                     spec.max_episode_steps,
-                    note=find_suite(suite).notes.get(name.partition(":")[2], ""),
+                    note=notes.get(name, ""),
                 )
+        else:
+            yield from (EnvironmentRow(name, problem=notes[name]) for name in notes if name not in names)
 
 
 def describe_observation(observation: Any) -> str:

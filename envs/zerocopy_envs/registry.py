@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 from zerocopy_envs.ale_games import NUM_ACTIONS
-from zerocopy_envs.brax_backends import ENVIRONMENTS as BRAX_NAMES
-from zerocopy_envs.brax_backends import backend_notes
+from zerocopy_envs.brax_backends import backend_notes, working_environments
 from zerocopy_envs.errors import UserError, did_you_mean, known, users_code
 from zerocopy_envs.playground_names import NAMES as PLAYGROUND_NAMES
 from zerocopy_envs.settings import check_settings, signature_settings
@@ -47,7 +46,7 @@ class Suite:
         imported when the first environment is made. For host environments it takes `num_envs` too.
       install: the command that installs what the factory imports, for the error when that is missing.
       accepts_others: whether the factory makes more than `names`; it then refuses unknown ones itself.
-      notes: what a listing says of some of `names` beside their shapes.
+      notes: what a listing says of some of `names` beside their shapes, and of others why they do not run.
     """
 
     names: tuple[str, ...]
@@ -128,7 +127,9 @@ def _optional(suite: str, names: tuple[str, ...], accepts_others: bool = False) 
 _suites: dict[str, Suite] = {
     "zerocopy": Suite(("Catch",), "zerocopy_envs.catch:make_environment", _LEARNER),
     "gymnax": Suite(GYMNAX_NAMES, "zerocopy_envs.gymnax_suite:make_environment", _LEARNER),
-    "brax": Suite(BRAX_NAMES, "zerocopy_envs.brax_suite:make_environment", _BRAX, notes=backend_notes()),
+    "brax": Suite(
+        working_environments(), "zerocopy_envs.brax_suite:make_environment", _BRAX, True, backend_notes()
+    ),
     "playground": Suite(PLAYGROUND_NAMES, "zerocopy_envs.playground_suite:make_environment", _PLAYGROUND),
     "gymnasium": Suite(GYMNASIUM_NAMES, "zerocopy_envs.gymnasium_suite:make_environment", _ATARI, True),
     "envpool": Suite(ENVPOOL_NAMES, "zerocopy_envs.envpool_suite:make_environment", _ENVPOOL, True),

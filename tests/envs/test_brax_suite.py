@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 
 from zerocopy_envs import StepType, UserError, make
-from zerocopy_envs.brax_backends import BACKENDS, ENVIRONMENTS, UNSUPPORTED, backend_notes, working_backends
+from zerocopy_envs.brax_backends import (
+    BACKENDS,
+    ENVIRONMENTS,
+    UNSUPPORTED,
+    backend_notes,
+    working_environments,
+)
 from zerocopy_envs.testing import check_environment
 from zerocopy_envs.wrappers import Vectorized, episode_key
 
@@ -57,15 +63,21 @@ def test_each_pair_conforms_or_does_not_run(name, backend):
         )
 
 
-def test_an_unsupported_backend_is_refused_and_listed():
-    for name, backend in UNSUPPORTED:
-        with pytest.raises(UserError, match=", ".join(working_backends(name))) as refusal:
-            make(f"brax:{name}", backend=backend)
-        assert UNSUPPORTED[name, backend] in str(refusal.value)
-        assert backend in backend_notes()[name].partition("not ")[2]
-    assert "fast" not in backend_notes()
-    with pytest.raises(UserError, match="did you mean spring"):
-        make("brax:fast", backend="sprin")
+def test_what_does_not_run_is_refused_and_listed(monkeypatch):
+    monkeypatch.setitem(UNSUPPORTED, ("hopper", "mjx"), "no legs there")
+    with pytest.raises(
+        UserError, match="expected one that runs: spring, generalized, positional, found 'mjx'"
+    ):
+        make("brax:hopper", backend="mjx")
+    assert backend_notes()["hopper"] == ("backends: spring, generalized, positional; not mjx (no legs there)")
+    assert "fast" not in backend_notes() and "swimmer" not in working_environments()
+    for name, settings, said in (
+        ("swimmer", {}, "backends: none; not spring, positional, mjx"),
+        ("fast", {"backend": "sprin"}, "did you mean spring"),
+        ("hoper", {}, "did you mean hopper"),
+    ):
+        with pytest.raises(UserError, match=said):
+            make(f"brax:{name}", **settings)
 
 
 @pytest.mark.slow

@@ -103,6 +103,16 @@ def test_a_missing_package_names_the_command(monkeypatch):
     assert [(row.name, row.problem) for row in rows] == [("away:*", 'pip install "x[y]"')]
 
 
+def test_a_listing_says_what_a_suite_notes(monkeypatch):
+    from zerocopy_envs.catch import Catch
+
+    notes = {"A": "slow", "C": "broken here"}
+    noted = Suite(("A", "B"), lambda name: Catch(rows=3), notes=notes)
+    monkeypatch.setattr(registry, "_suites", {"noted": noted})
+    rows = [(row.name, row.note, row.problem) for row in zerocopy_envs.describe_environments()]
+    assert rows == [("noted:A", "slow", ""), ("noted:B", "", ""), ("noted:C", "", "broken here")]
+
+
 @pytest.mark.parametrize("name", ["gymnasium:CartPole-v1", "gymnasium:Any-v0", "ale:Pong"])
 def test_host_suites_without_their_packages_name_the_extra(monkeypatch, name):
     for module in ("gymnasium", "ale_py", "zerocopy_envs.gymnasium_suite", "zerocopy_envs.ale_suite"):

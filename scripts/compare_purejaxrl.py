@@ -4,8 +4,8 @@
     python scripts/compare_purejaxrl.py purejaxrl --env Breakout-MinAtar Asterix-MinAtar --seeds 0 1 2
 
 Each run is a fresh process with an empty compile cache. PureJaxRL's `purejaxrl/ppo.py` runs as it is, on the
-same gymnax, with the settings of its own MinAtar example. Returns are those of training episodes, at the end the
-mean of the last 128 or more; what `evaluate` finds in our checkpoint, at the policy's mode, is told apart.
+same gymnax, with the settings of its own MinAtar example. Returns are those of training episodes, at the end
+the mean of the last 128 or more; what `evaluate` finds in our checkpoint, at the policy's mode, is apart.
 """
 
 from __future__ import annotations
@@ -184,7 +184,8 @@ def table(results: list[dict[str, Any]], thresholds: list[float]) -> str:
     """The results as Markdown: by game and program, the seeds side by side."""
     to = " | ".join(f"s to {threshold:g}" for threshold in thresholds)
     lines = [
-        f"| game | program | return at the end, by seed | evaluated | steps/s | {to} | launch to trained, s |",
+        "| game | program | return at the end, by seed | evaluated | steps/s "
+        f"| {to} | launch to trained, s |",
         "|---|---|---|---|---|" + "---|" * (len(thresholds) + 1),
     ]
     for env, program in dict.fromkeys((row["env"], row["program"]) for row in results):

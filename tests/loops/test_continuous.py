@@ -4,6 +4,7 @@ import dataclasses
 import pathlib
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from small_runs import MLP, read_checkpoint
@@ -20,9 +21,11 @@ from zerocopy_seed.config import (
     VTraceConfig,
 )
 from zerocopy_seed.config_file import load_config
+from zerocopy_seed.loops.environments import make_environment
 from zerocopy_seed.loops.evaluate import evaluate_run
 from zerocopy_seed.loops.train import train
 from zerocopy_seed.metrics import read_metrics
+from zerocopy_seed.networks import NetworkInput, make_network
 from zerocopy_seed.ops import counters
 from zerocopy_seed.ops.running_moments import mean_and_variance
 
@@ -63,10 +66,19 @@ def test_statistics_are_restored_evaluated_with_and_taken_over(tmp_path):
     # A policy's action is that of the saved network on observations that the saved statistics normalise.
     policy = load_policy(tmp_path / "whole")
     ((mean, variance),) = mean_and_variance(whole.statistics.observation)
-    seen = np.asarray(mean + np.sqrt(variance))[None]
+    seen = np.asarray(mean + 2 * np.sqrt(variance))[None]  # so that 2 is what the network reads
     zeros, ones = np.zeros(1, np.float32), np.ones(1, np.float32)
     action, _ = policy.step(TimeStep(np.zeros(1, np.int8), zeros, ones, seen), policy.initial_state(1))
-    assert action.shape == (1, 2) and (np.abs(action) <= 1).all()
+    network = make_network(POINTS.network, make_environment(POINTS.env).spec)
+    before = jnp.clip(-mean / np.sqrt(variance), -10, 10)  # the frame that is not there yet is zeros
+    inputs = NetworkInput(
+        jnp.concatenate([before, jnp.full_like(before, 2.0)])[None, None],
+        jnp.zeros((1, 1, 2)),
+        jnp.zeros((1, 1)),
+        jnp.ones((1, 1), bool),
+    )
+    output, _ = network.apply(whole.params.network, inputs, network.initial_core(1))
+    np.testing.assert_allclose(action, np.tanh(output.policy[0, :, :2]), atol=1e-4)
 
     frozen = dataclasses.replace(
         POINTS, agent=dataclasses.replace(POINTS.agent, learning_rate=0.0), total_env_steps=20, seed=1
@@ -83,10 +95,18 @@ def test_statistics_are_restored_evaluated_with_and_taken_over(tmp_path):
 def test_actors_take_continuous_actions(tmp_path, sources):
     place = "actors" if sources.actors == 0 else "auto"
     config = dataclasses.replace(
-        POINTS, env=dataclasses.replace(POINTS.env, place=place), sources=sources, total_env_steps=200
+        POINTS,
+        env=dataclasses.replace(POINTS.env, place=place),
+        agent=dataclasses.replace(POINTS.agent, num_passes=1, num_minibatches=1),
+        bridge=BridgeConfig(local_actors=1, max_policy_lag=0),
+        sources=sources,
+        total_env_steps=200,
     )
     assert train(config, tmp_path / "run") == 0
-    assert all(np.isfinite(row["policy_loss"]) for row in read_metrics(tmp_path / "run"))
+    rows = read_metrics(tmp_path / "run")
+    assert len(rows) > 1
+    # In lock step what was stored with each action is what the learner says of it.
+    np.testing.assert_allclose([row["importance_ratio"] for row in rows], 1.0, atol=1e-5)
     assert evaluate_run(tmp_path / "run", num_episodes=4).returns.shape == (4,)
 
 

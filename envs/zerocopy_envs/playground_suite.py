@@ -17,7 +17,7 @@ from zerocopy_envs.settings import check_settings
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # brax and jaxopt, which it imports, are no longer maintained
-    from mujoco_playground import dm_control_suite
+    from mujoco_playground import dm_control_suite  # pyright: ignore[reportMissingImports]
 
 # Ours have other names, or need a renderer on the GPU.
 _NOT_SETTINGS = ("episode_length", "action_repeat", "vision")

@@ -35,7 +35,13 @@ _UNROLL_LENGTH = 32  # an evaluation between two others stops after a few of the
 
 
 class Evaluator(Protocol):
-    """Evaluates parameters, at once or in the background."""
+    """Evaluates parameters, at once or in the background.
+
+    Attributes:
+      has_failed: whether there will be no more results.
+    """
+
+    has_failed: bool
 
     def begin(self, params: ActingParams) -> None:
         """Evaluates these; an earlier evaluation must have ended."""
@@ -43,13 +49,11 @@ class Evaluator(Protocol):
     def poll(self) -> EvaluationResult | None:
         """The result, once, when it is there."""
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether there will be no more results."""
-
 
 class OnDevice:
     """Plays on the device while training waits."""
+
+    has_failed = False  # it would raise
 
     def __init__(self, agent: Agent, environment: Vectorized, *, num_episodes: int, seed: int):
         self._evaluate = make_evaluator(agent, environment, num_episodes)
@@ -63,8 +67,6 @@ class OnDevice:
         """See `Evaluator`."""
         result, self._result = self._result, None
         return result
-
-    has_failed = False  # it would raise
 
 
 class InActors:

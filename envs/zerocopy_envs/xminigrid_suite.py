@@ -15,6 +15,7 @@ from typing import Any
 import xminigrid  # pyright: ignore[reportMissingImports]
 from xminigrid.core.constants import NUM_COLORS, NUM_TILES  # pyright: ignore[reportMissingImports]
 
+from zerocopy_envs.errors import UserError
 from zerocopy_envs.suite_adapter import AdaptedEnvironment, Moment, check_whole, one_hot_channels
 from zerocopy_envs.types import Array, DiscreteAction, Key
 
@@ -36,6 +37,8 @@ def make_environment(name: str, max_steps: int | None = None, view_size: int = 7
         check_whole(f"{full_name}: setting 'max_steps'", max_steps, 1)
         params = params.replace(max_steps=max_steps)
     check_whole(f"{full_name}: setting 'view_size'", view_size, 3)
+    if view_size % 2 == 0:
+        raise UserError(f"{full_name}: setting 'view_size'", expected="an odd number", found=str(view_size))
     params = params.replace(view_size=view_size)
 
     def reset(key: Key) -> tuple[Any, Array]:

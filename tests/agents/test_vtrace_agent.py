@@ -70,7 +70,7 @@ def one_unroll(agent, environment, state, length):
     ("name", "network"),
     [
         ("zerocopy:Catch", LSTM),
-        ("gymnax:PointRobot-misc", LSTM),
+        pytest.param("gymnax:PointRobot-misc", LSTM, marks=pytest.mark.slow),
         pytest.param("zerocopy:Catch", SMALL, marks=pytest.mark.slow),
         pytest.param(
             "zerocopy:Catch", dataclasses.replace(LSTM, core="gru", frame_stack=1), marks=pytest.mark.slow

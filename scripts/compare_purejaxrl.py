@@ -12,16 +12,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import pathlib
-import subprocess
 import sys
 import tempfile
 import time
 import types
 from typing import Any
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+from results import ROOT, run_command, run_python
 
 MINATAR = {
     "LR": 5e-3,
@@ -116,29 +114,14 @@ def train_purejaxrl(checkout: pathlib.Path, env: str, seed: int, total_env_steps
     }
 
 
-def run_process(arguments: list[str], cache: pathlib.Path) -> tuple[str, float]:
-    """Standard output of a Python process with this compile cache, and its seconds from launch to end."""
-    began = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"ZEROCOPY_SEED_CACHE_DIR": str(cache)},
-    )
-    return done.stdout, time.perf_counter() - began
-
-
 def ours(env: str, seed: int, total_env_steps: int, scratch: pathlib.Path, *words: str) -> dict[str, Any]:
     """A run of configs/vtrace_breakout_minatar.toml on `env`, trained and evaluated by the command line."""
     run_dir, cache = scratch / "run", scratch / "cache"
     config = str(ROOT / "configs" / "vtrace_breakout_minatar.toml")
     train = ["train", config, "--env.name", f"gymnax:{env}", "--seed", str(seed), "--run-dir", str(run_dir)]
     total = ["--total-env-steps", str(total_env_steps)]
-    _, launch_s = run_process(["-m", "zerocopy_seed.cli", *train, *total, *words], cache)
-    printed, _ = run_process(
-        ["-m", "zerocopy_seed.cli", "evaluate", str(run_dir), "--episodes", "128", "--json"], cache
-    )
+    _, launch_s = run_command(cache, *train, *total, *words)
+    printed, _ = run_command(cache, "evaluate", str(run_dir), "--episodes", "128", "--json")
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     last = lines[-1]
     return {
@@ -171,7 +154,7 @@ def theirs(
     """PureJaxRL's run, in a process of its own."""
     one = [str(pathlib.Path(__file__).resolve()), str(checkout), "--one", "--env", env]
     numbers = ["--seeds", str(seed), "--total-env-steps", str(total_env_steps)]
-    printed, launch_s = run_process([*one, *numbers], scratch / "cache")
+    printed, launch_s = run_python(scratch / "cache", *one, *numbers)
     return {"launch_s": launch_s, **json.loads(printed.splitlines()[-1])}
 
 

@@ -142,9 +142,14 @@ EXPERIMENTS = {
 
 def run_command(cache: pathlib.Path, *arguments: str) -> tuple[str, float]:
     """Standard output of `zerocopy-seed ARGUMENTS` with this compile cache, and its wall time in seconds."""
+    return run_python(cache, "-m", "zerocopy_seed.cli", *arguments)
+
+
+def run_python(cache: pathlib.Path, *arguments: str) -> tuple[str, float]:
+    """Standard output of `python ARGUMENTS` likewise."""
     began = time.perf_counter()
     done = subprocess.run(
-        [sys.executable, "-m", "zerocopy_seed.cli", *arguments],
+        [sys.executable, *arguments],
         check=True,
         stdout=subprocess.PIPE,
         text=True,

@@ -12,6 +12,7 @@ import typing
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal
 
+from zerocopy_envs.errors import UserError
 from zerocopy_seed.config import Range
 
 
@@ -133,3 +134,15 @@ def default_of(field: dataclasses.Field) -> Any:
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return field.default
+
+
+def as_float(subject: str, value: float) -> float:
+    """An integer, or a float, as a float.
+
+    Raises:
+      UserError: naming `subject`; an integer that no float is as large as.
+    """
+    try:
+        return float(value)
+    except OverflowError:
+        raise UserError(subject, expected="a number that a float can hold", found="a larger one") from None

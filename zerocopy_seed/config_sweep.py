@@ -11,7 +11,7 @@ from typing import Any
 
 from zerocopy_envs.errors import UserError, did_you_mean, nearest
 from zerocopy_seed.config import Config, LearningConfig, Range
-from zerocopy_seed.config_keys import describe, keys, range_of, without_range
+from zerocopy_seed.config_keys import as_float, describe, keys, range_of, without_range
 
 _MAX_NAME = 200  # of a file's 255, with the seed behind it
 _MAX_MEMBERS = 1024
@@ -218,7 +218,4 @@ def _number(subject: str, value: Any, allowed: Range | None) -> float:
         raise UserError(subject, expected="a number", found=repr(value))
     if allowed is not None and value not in allowed:
         raise UserError(subject, expected=str(allowed), found=str(value))
-    try:
-        return float(value)
-    except OverflowError:
-        raise UserError(subject, expected="a number that a float can hold", found="a larger one") from None
+    return as_float(subject, value)

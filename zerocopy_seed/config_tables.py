@@ -15,6 +15,7 @@ from typing import Any, Literal, NoReturn
 from zerocopy_envs.errors import UserError, did_you_mean, known, nearest
 from zerocopy_seed.config import Config
 from zerocopy_seed.config_keys import (
+    as_float,
     dataclass_variants,
     default_of,
     describe,
@@ -143,12 +144,7 @@ def _check(kind: Any, value: Any, subject: str) -> Any:
         element = typing.get_args(kind)[0]
         return tuple(_check(element, inner, f"{subject}[{place}]") for place, inner in enumerate(value))
     if kind is float and type(value) is int:
-        try:
-            return float(value)
-        except OverflowError:
-            raise UserError(
-                subject, expected="a number that a float can hold", found="a larger one"
-            ) from None
+        return as_float(subject, value)
     if type(value) is not (dict if kind == dict[str, Any] else kind):
         raise UserError(
             subject, expected=describe(kind), found=_show(value), remedy=_type_remedy(kind, value)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from zerocopy_envs.types import EnvironmentSpec, StepType, TimeStep
 from zerocopy_seed.networks import NetworkInput
-from zerocopy_seed.networks.types import has_no_channels, no_action
+from zerocopy_seed.networks.types import has_no_channels, no_action, no_actions
 from zerocopy_seed.types import Key, RecurrentState, split_action_mask
 
 Array = jax.Array
@@ -36,14 +36,14 @@ def initial_recurrent(
         frames = jax.tree.map(
             lambda leaf: jnp.zeros((batch_size, frame_stack - 1, *leaf.shape), leaf.dtype), rest
         )
-    return RecurrentState(network.initial_core(batch_size), frames, no_action(spec.action, (batch_size,)))
+    return RecurrentState(network.initial_core(batch_size), frames, no_actions(spec.action, (batch_size,)))
 
 
 def reset_recurrent(state: RecurrentState, first: Array) -> RecurrentState:
     """Forgets frames and last action where `first` [B] is True; the network does so with the core."""
     return state._replace(
         frames=jax.tree.map(lambda x: _where(first, jnp.zeros((), x.dtype), x), state.frames),
-        last_action=_where(first, _none(state.last_action), state.last_action),
+        last_action=_where(first, no_action(state.last_action.dtype), state.last_action),
     )
 
 
@@ -110,7 +110,7 @@ def last_actions(entering: Array, action: Array, first: Array) -> Array:
     Returns:
       [T+1, B, ...].
     """
-    return _where(first, _none(action), jnp.concatenate([entering[None], action]))
+    return _where(first, no_action(action.dtype), jnp.concatenate([entering[None], action]))
 
 
 def network_input_step(state: RecurrentState, timestep: TimeStep) -> tuple[NetworkInput, Any]:
@@ -148,11 +148,6 @@ def network_input_unroll(state: RecurrentState, timestep: TimeStep, action: Arra
         timestep.reward,
         first,
     )
-
-
-def _none(actions: Array) -> Array:
-    """What stands for no action among those; see `networks.types.no_action`."""
-    return jnp.array(0 if jnp.issubdtype(actions.dtype, jnp.floating) else -1, actions.dtype)
 
 
 def _where(condition: Array, x: Array, y: Array) -> Array:

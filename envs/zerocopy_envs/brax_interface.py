@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from zerocopy_envs.errors import UserError
+from zerocopy_envs.suite_adapter import strong
 from zerocopy_envs.types import Array, ArraySpec, BoundedAction, EnvironmentSpec, Key, StepType, TimeStep
 
 
@@ -49,9 +49,7 @@ class BraxInterface:
         repetition stops where the episode terminates.
     """
 
-    num_resets_at_once = (
-        64  # a reset costs as much as a step, so `Vectorized` shall compute only those needed
-    )
+    num_resets_at_once = 64  # a reset costs as much as a step: `Vectorized` shall compute only those needed
 
     def __init__(self, environment: Any, physics: str, max_episode_steps: int, action_repeat: int):
         self._environment, self._physics, self._repeat = environment, physics, action_repeat
@@ -70,7 +68,7 @@ class BraxInterface:
 
     def step(self, state: BraxState, action: Array) -> tuple[BraxState, TimeStep]:
         """One step; LAST with discount 0 if terminated, LAST with discount 1 if only the time is over."""
-        action = jnp.clip(jax.lax.convert_element_type(action, np.float32), -1, 1)
+        action = jnp.clip(strong(action, np.float32), -1, 1)
         after = self._step(self._full_state(state), action)
         reward = after.reward
         if self._repeat > 1:
@@ -104,13 +102,14 @@ class BraxInterface:
 
     def _reset(self, key: Key) -> Any:
         with _their_ways():
-            return jax.tree.map(_strong, self._environment.reset(key))
+            start = self._environment.reset(key)
+        return jax.tree.map(lambda x: strong(x, jnp.result_type(x)), start)
 
     def _step(self, state: Any, action: Array) -> Any:
         """The environment's, with the types of its reset: constants would be weakly typed."""
         with _their_ways():
             after = self._environment.step(state, action)
-        return jax.tree.map(_strong, after, self._start)
+        return jax.tree.map(lambda x, like: strong(x, like.dtype), after, self._start)
 
     def _full_state(self, state: BraxState) -> Any:
         blank = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), self._start)
@@ -129,24 +128,4 @@ def _their_ways() -> Iterator[None]:
 
 
 def _as_float32(observation: Any) -> Any:
-    return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, np.float32), observation)
-
-
-def _strong(value: Any, like: Any = None) -> Array:
-    """`value` with the dtype of `like`, by default its own, and never weakly typed; keys as they are."""
-    dtype = jnp.result_type(value if like is None else like)
-    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
-        return value
-    return jax.lax.convert_element_type(value, dtype)
-
-
-def check_at_least_one(environment: str, **settings: int) -> None:
-    """Refuses whole-number settings below 1, or that int32 does not hold.
-
-    Raises:
-      UserError: naming the first.
-    """
-    for name, value in settings.items():
-        if not 1 <= value < 2**31:
-            expected = ">= 1" if value < 1 else "less than 2^31"
-            raise UserError(f"{environment}: setting {name!r}", expected=expected, found=str(value))
+    return jax.tree.map(lambda leaf: strong(leaf, np.float32), observation)

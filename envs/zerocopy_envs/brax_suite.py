@@ -13,9 +13,10 @@ import warnings
 from typing import Any
 
 from zerocopy_envs.brax_backends import BACKENDS, ENVIRONMENTS, UNSUPPORTED, backend_notes, working_backends
-from zerocopy_envs.brax_interface import BraxInterface, check_at_least_one
+from zerocopy_envs.brax_interface import BraxInterface
 from zerocopy_envs.errors import UserError, did_you_mean, known
 from zerocopy_envs.settings import check_settings
+from zerocopy_envs.suite_adapter import check_whole
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # jaxopt, which brax imports, is no longer maintained
@@ -56,7 +57,8 @@ def make_environment(
     common = {"backend": backend, "max_episode_steps": max_episode_steps, "action_repeat": action_repeat}
     check_settings(full_name, common, {"backend": "", "max_episode_steps": 1, "action_repeat": 1})
     check_settings(full_name, settings, {**own, **common})
-    check_at_least_one(full_name, max_episode_steps=max_episode_steps, action_repeat=action_repeat)
+    check_whole(f"{full_name}: setting 'max_episode_steps'", max_episode_steps, 1)
+    check_whole(f"{full_name}: setting 'action_repeat'", action_repeat, 1)
     backend = backend or working_backends(name)[0]
     check_backend(name, backend)
     environment = make_on_backend(name, backend, **settings)

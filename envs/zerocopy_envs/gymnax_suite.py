@@ -27,6 +27,7 @@ from zerocopy_envs.deferred_plotting import deferred_plotting
 from zerocopy_envs.errors import UserError
 from zerocopy_envs.gymnax_drawing import DRAWINGS
 from zerocopy_envs.settings import check_settings, signature_settings
+from zerocopy_envs.suite_adapter import strong
 from zerocopy_envs.types import (
     ActionSpec,
     Array,
@@ -96,7 +97,7 @@ class GymnaxEnvironment:
         ended = terminated | self._environment.is_truncated(inner, self._params)
         timestep = TimeStep(
             step_type=jnp.where(ended, jnp.int8(StepType.LAST), jnp.int8(StepType.MID)),
-            reward=_strong(reward, np.float32),
+            reward=strong(reward, np.float32),
             discount=jnp.where(terminated, jnp.float32(0), jnp.float32(1)),
             observation=self._observation(observation),
         )
@@ -112,17 +113,17 @@ class GymnaxEnvironment:
 
     def _action(self, action: Array) -> Array:
         if isinstance(self.spec.action, DiscreteAction):
-            return _strong(action, np.int32)
+            return strong(action, np.int32)
         middle, half = (self._high + self._low) / 2, (self._high - self._low) / 2
-        return middle + half * jnp.clip(_strong(action, np.float32), -1, 1)
+        return middle + half * jnp.clip(strong(action, np.float32), -1, 1)
 
     def _observation(self, observation: Any) -> Any:
         if self._num_positions:
             return jax.nn.one_hot(observation, self._num_positions, dtype=jnp.float32)
-        return jax.tree.map(lambda leaf: _strong(leaf, np.float32), observation)
+        return jax.tree.map(lambda leaf: strong(leaf, np.float32), observation)
 
     def _cast(self, inner: Any) -> Any:
-        return jax.tree.map(_strong, inner, self._types)
+        return jax.tree.map(strong, inner, self._types)
 
     def _step_draws(self) -> bool:
         """Whether a step uses its key: a step that traces without one draws nothing."""
@@ -240,8 +241,3 @@ def _like(default: Any, value: Any) -> Any:
     if isinstance(default, jax.Array):
         return jnp.asarray(value, default.dtype)
     return float(value) if isinstance(default, float) else value
-
-
-def _strong(value: Any, dtype: Any) -> Array:
-    """`value` as an array of exactly this dtype, never weakly typed."""
-    return jax.lax.convert_element_type(value, np.dtype(dtype))

@@ -12,8 +12,9 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from zerocopy_envs.brax_interface import BraxInterface, check_at_least_one
+from zerocopy_envs.brax_interface import BraxInterface
 from zerocopy_envs.settings import check_settings
+from zerocopy_envs.suite_adapter import check_whole
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # brax and jaxopt, which it imports, are no longer maintained
@@ -48,7 +49,8 @@ def make_environment(
     check_settings(full_name, common, {"max_episode_steps": 0, "action_repeat": 1})
     check_settings(full_name, settings, {**own, **common})
     max_episode_steps = max_episode_steps or int(config.episode_length)
-    check_at_least_one(full_name, max_episode_steps=max_episode_steps, action_repeat=action_repeat)
+    check_whole(f"{full_name}: setting 'max_episode_steps'", max_episode_steps, 1)
+    check_whole(f"{full_name}: setting 'action_repeat'", action_repeat, 1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         environment = dm_control_suite.load(name, config_overrides={"impl": "jax", **settings})

@@ -155,13 +155,16 @@ def one_hot_channels(grid: Array, sizes: Sequence[int]) -> Array:
 
 
 def check_whole(subject: str, value: int, minimum: int) -> None:
-    """Refuses a setting that is no whole number from `minimum` on, or that int32 does not hold.
+    """Refuses a setting that is no whole number, below `minimum`, or that int32 does not hold.
 
     Raises:
       UserError: naming the setting.
     """
-    if type(value) is not int or not minimum <= value < 2**31:
-        raise UserError(subject, expected=f"a whole number >= {minimum}, less than 2^31", found=repr(value))
+    if type(value) is not int:
+        raise UserError(subject, expected="a whole number", found=repr(value))
+    if not minimum <= value < 2**31:
+        expected = f">= {minimum}" if value < minimum else "less than 2^31"
+        raise UserError(subject, expected=expected, found=str(value))
 
 
 def _own_ranks(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -26,6 +26,9 @@ CATCH = Config(
     metrics=MetricsConfig(every_env_steps=10_000, tensorboard=False),
     evaluation=EvaluationConfig(every_env_steps=200, episodes=6),
 )
+ON_HOST = dataclasses.replace(
+    CATCH, env=EnvConfig("gymnasium:CartPole-v1", num_envs=4), bridge=BridgeConfig(local_actors=1)
+)
 
 
 def evaluations(run_dir):
@@ -62,13 +65,8 @@ def test_looking_changes_nothing(tmp_path):
 @pytest.mark.slow
 @pytest.mark.usefixtures("actors_find_the_package")
 def test_host_environments_are_evaluated_in_an_actor_of_their_own(tmp_path):
-    config = dataclasses.replace(
-        CATCH,
-        env=EnvConfig("gymnasium:CartPole-v1", num_envs=4),
-        total_env_steps=30_000,
-        bridge=BridgeConfig(local_actors=1),
-        evaluation=EvaluationConfig(every_env_steps=2000, episodes=4, slots=2),
-    )
+    evaluation = EvaluationConfig(every_env_steps=2000, episodes=4, slots=2)
+    config = dataclasses.replace(ON_HOST, total_env_steps=30_000, evaluation=evaluation)
     run_dir = tmp_path / "run"
     assert train(config, run_dir) == 0
     found = evaluations(run_dir)
@@ -84,13 +82,8 @@ def test_host_environments_are_evaluated_in_an_actor_of_their_own(tmp_path):
 @pytest.mark.slow
 @pytest.mark.usefixtures("actors_find_the_package")
 def test_an_evaluation_that_training_outruns_is_finished(tmp_path):
-    config = dataclasses.replace(
-        CATCH,
-        env=EnvConfig("gymnasium:CartPole-v1", num_envs=4),
-        total_env_steps=420,
-        bridge=BridgeConfig(local_actors=1),
-        evaluation=EvaluationConfig(every_env_steps=400, episodes=40, slots=2),
-    )
+    evaluation = EvaluationConfig(every_env_steps=400, episodes=40, slots=2)
+    config = dataclasses.replace(ON_HOST, total_env_steps=420, evaluation=evaluation)
     assert train(config, tmp_path) == 0
     (found,) = evaluations(tmp_path)
     assert found["evaluation_episodes"] == 40 and found["evaluation_env_steps"] <= found["env_steps"]

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -49,6 +49,34 @@ def require_no_choice(bench: str, configs: Sequence[Config], num_envs: Sequence[
             raise UserError(
                 f"bench {bench}: {flag}", expected="none, since its shape is fixed", remedy="leave it out"
             )
+
+
+def report(
+    bench: str,
+    configs: Sequence[Config],
+    measure: Callable[[Config], dict[str, Any]],
+    describe: Callable[[dict[str, Any]], str],
+    *,
+    as_json: bool,
+    **common: Any,
+) -> None:
+    """Measures one configuration after another, and prints the figures of each as they come.
+
+    Args:
+      bench: its name.
+      configs: what is measured.
+      measure: a configuration -> its figures.
+      describe: those -> a line.
+      as_json: print no lines, but one object at the end.
+      **common: figures of all of them, for that object.
+    """
+    results = []
+    for config in configs:
+        results.append(measure(config))
+        if not as_json:
+            print(describe(results[-1]), flush=True)
+    if as_json:
+        print_json(bench, common | (results[0] if len(results) == 1 else {"results": results}))
 
 
 def print_json(bench: str, figures: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from zerocopy_seed.bench.command import print_json, with_num_envs
+from zerocopy_seed.bench.command import report, with_num_envs
 from zerocopy_seed.config import Config, EnvConfig, VTraceConfig
 from zerocopy_seed.config_file import dump_config
 from zerocopy_seed.config_sweep import has_members, make_members
@@ -110,17 +110,17 @@ def run(
       num_envs: instead of a configuration's own number of environments, each of these.
       as_json: print only the JSON object.
     """
-    results = []
-    for config in with_num_envs(configs, num_envs):
-        result = measure(config if has_members(config) else dataclasses.replace(config, num_seeds=_NUM_SEEDS))
-        results.append(result)
-        if not as_json:
-            print(
-                f"{result['env']}: {result['num_members']} at once {result['at_once_s']:.1f} s, one alone "
-                f"{result['separate_s']:.1f} s: ratio to separate runs {result['ratio_to_separate']:.3f}; "
-                f"{result['env_steps_per_s']:,.0f} env_steps/s, alone "
-                f"{result['separate_env_steps_per_s']:,.0f}: {result['rate_ratio']:.2f} times",
-                flush=True,
-            )
-    if as_json:
-        print_json("members", results[0] if len(results) == 1 else {"results": results})
+    many = [
+        config if has_members(config) else dataclasses.replace(config, num_seeds=_NUM_SEEDS)
+        for config in with_num_envs(configs, num_envs)
+    ]
+    report("members", many, measure, _describe, as_json=as_json)
+
+
+def _describe(result: dict[str, Any]) -> str:
+    return (
+        f"{result['env']}: {result['num_members']} at once {result['at_once_s']:.1f} s, one alone "
+        f"{result['separate_s']:.1f} s: ratio to separate runs {result['ratio_to_separate']:.3f}; "
+        f"{result['env_steps_per_s']:,.0f} env_steps/s, alone "
+        f"{result['separate_env_steps_per_s']:,.0f}: {result['rate_ratio']:.2f} times"
+    )

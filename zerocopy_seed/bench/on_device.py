@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from zerocopy_seed.agents import make_agent
-from zerocopy_seed.bench.command import pin_to_one_core, print_json, with_num_envs
+from zerocopy_seed.bench.command import pin_to_one_core, report, with_num_envs
 from zerocopy_seed.config import Config, EnvConfig, VTraceConfig
 from zerocopy_seed.loops.environments import make_environment
 from zerocopy_seed.loops.memory import check_memory
@@ -156,18 +156,14 @@ def run(
       as_json: print only the JSON object.
     """
     pin_to_one_core()
-    results = []
-    for config in with_num_envs(configs, num_envs):
-        result = measure(config)
-        results.append(result)
-        if not as_json:
-            print(
-                f"{result['env']}, {result['num_envs']} environments, T={result['unroll_length']}: "
-                f"environment {1e3 * result['environment_s']:.2f} ms, act {1e3 * result['act_s']:.2f} ms, "
-                f"learn {1e3 * result['learn_s']:.2f} ms, whole {1e3 * result['whole_s']:.2f} ms; "
-                f"{result['env_steps_per_s']:,.0f} env_steps/s, "
-                f"ratio to limit {result['ratio_to_limit']:.3f}",
-                flush=True,
-            )
-    if as_json:
-        print_json("on_device", results[0] if len(results) == 1 else {"results": results})
+    report("on_device", with_num_envs(configs, num_envs), measure, _describe, as_json=as_json)
+
+
+def _describe(result: dict[str, Any]) -> str:
+    return (
+        f"{result['env']}, {result['num_envs']} environments, T={result['unroll_length']}: "
+        f"environment {1e3 * result['environment_s']:.2f} ms, act {1e3 * result['act_s']:.2f} ms, "
+        f"learn {1e3 * result['learn_s']:.2f} ms, whole {1e3 * result['whole_s']:.2f} ms; "
+        f"{result['env_steps_per_s']:,.0f} env_steps/s, "
+        f"ratio to limit {result['ratio_to_limit']:.3f}"
+    )

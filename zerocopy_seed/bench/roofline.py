@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from zerocopy_envs.errors import UserError
 from zerocopy_seed.agents import make_agent
-from zerocopy_seed.bench.command import print_json, with_num_envs
+from zerocopy_seed.bench.command import report, with_num_envs
 from zerocopy_seed.bench.on_device import DEFAULT_CONFIG
 from zerocopy_seed.config import Config, VTraceConfig
 from zerocopy_seed.loops.environments import make_environment
@@ -194,18 +194,21 @@ def run(
             f"{jax.devices()[0].device_kind}: {peaks[0] / 1e12:.3g} TFLOP/s, {peaks[1] / 1e9:.4g} GB/s",
             flush=True,
         )
-    results = []
-    for config in sized:
-        result = measure(config, peaks)
-        results.append(result)
-        if not as_json:
-            print(
-                f"{result['env']}, {result['num_envs']} environments, T={result['unroll_length']}: "
-                f"{result['env_steps_per_s']:,.0f} env_steps/s; {result['flops_per_env_step']:,.0f} FLOPs "
-                f"and {result['bytes_per_env_step']:,.0f} bytes a step, bound by {result['bound']}: "
-                f"ratio to roofline {result['ratio_to_roofline']:.3f}",
-                flush=True,
-            )
-    if as_json:
-        figures = results[0] if len(results) == 1 else {"results": results}
-        print_json("roofline", {"peak_flops_per_s": peaks[0], "peak_bytes_per_s": peaks[1], **figures})
+    report(
+        "roofline",
+        sized,
+        lambda config: measure(config, peaks),
+        _describe,
+        as_json=as_json,
+        peak_flops_per_s=peaks[0],
+        peak_bytes_per_s=peaks[1],
+    )
+
+
+def _describe(result: dict[str, Any]) -> str:
+    return (
+        f"{result['env']}, {result['num_envs']} environments, T={result['unroll_length']}: "
+        f"{result['env_steps_per_s']:,.0f} env_steps/s; {result['flops_per_env_step']:,.0f} FLOPs "
+        f"and {result['bytes_per_env_step']:,.0f} bytes a step, bound by {result['bound']}: "
+        f"ratio to roofline {result['ratio_to_roofline']:.3f}"
+    )

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from zerocopy_envs.errors import UserError, did_you_mean, users_code
 from zerocopy_envs.types import EnvironmentSpec
 from zerocopy_seed.config import NetworkConfig
-from zerocopy_seed.networks.types import NetworkInput, NetworkOutput, no_action, stacked_shape
+from zerocopy_seed.networks.types import NetworkInput, NetworkOutput, no_actions, stacked_shape
 from zerocopy_seed.types import split_action_mask
 
 _GIVEN = ("spec", "num_policy_params")
@@ -170,7 +170,7 @@ def _zero_inputs(spec: EnvironmentSpec, frame_stack: int, steps: int, batch: int
         rest["action_mask"] = jnp.ones((steps, batch, *mask.shape), mask.dtype)
     return NetworkInput(
         rest,
-        no_action(spec.action, (steps, batch)),
+        no_actions(spec.action, (steps, batch)),
         jnp.zeros((steps, batch)),
         jnp.zeros((steps, batch), bool),
     )

@@ -42,12 +42,17 @@ class NetworkOutput(NamedTuple):
     value: Array
 
 
-def no_action(action: ActionSpec, lead: tuple[int, ...]) -> Array:
-    """The last action where there is none, [*lead, ...]: -1 (int32), of bounded actions 0 (float32)."""
+def no_action(dtype: Any) -> Array:
+    """What stands for the last action where there is none: -1, of bounded actions (floats) 0."""
+    return jnp.array(0 if jnp.issubdtype(dtype, jnp.floating) else -1, dtype)
+
+
+def no_actions(action: ActionSpec, lead: tuple[int, ...]) -> Array:
+    """As many of them, [*lead, ...], as an action of this spec has."""
     if isinstance(action, BoundedAction):
-        return jnp.zeros((*lead, *action.shape), jnp.float32)
+        return jnp.full((*lead, *action.shape), no_action(jnp.float32))
     heads = (len(action.num_values),) if isinstance(action, MultiDiscreteAction) else ()
-    return jnp.full((*lead, *heads), -1, jnp.int32)
+    return jnp.full((*lead, *heads), no_action(jnp.int32))
 
 
 def stacked_shape(shape: tuple[int, ...], frame_stack: int) -> tuple[int, ...]:

@@ -129,9 +129,10 @@ def test_resets_of_some_slots_at_a_time_are_the_same():
     jax.tree.map(np.testing.assert_array_equal, *streams)
 
 
-def test_under_vmap_over_seeds():
-    environment = make("gymnax:FrozenLake-misc")
-    actions = np.random.default_rng(0).integers(0, 4, (25, 3), np.int32)
+@pytest.mark.parametrize("make_it", [lambda: make("gymnax:FrozenLake-misc"), ResetsTwoAtOnce])
+def test_under_vmap_over_seeds(make_it):
+    environment = make_it()
+    actions = np.random.default_rng(0).integers(0, 2, (25, 3), np.int32)
     seeds = [slot_keys(3, seed) for seed in (0, 1)]
     vectorized = Vectorized(environment)
 
@@ -146,17 +147,19 @@ def test_under_vmap_over_seeds():
         )
 
 
-@pytest.mark.parametrize("name", ["zerocopy:Catch", "gymnax:CartPole-v1"])
-def test_inside_shard_map(name):
+@pytest.mark.parametrize(
+    "make_it", [lambda: make("zerocopy:Catch"), lambda: make("gymnax:CartPole-v1"), ResetsTwoAtOnce]
+)
+def test_inside_shard_map(make_it):
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("data",))
     over_data = jax.sharding.PartitionSpec("data")
-    vectorized = Vectorized(make(name))
+    vectorized = Vectorized(make_it())
 
     def run(keys):
         state, _ = vectorized.reset(keys)
         actions = jnp.ones((12, keys.shape[0]), jnp.int32)
-        return jax.lax.scan(vectorized.step, state, actions)[1].reward.T
+        return jax.lax.scan(vectorized.step, state, actions)[1].observation.swapaxes(0, 1)
 
-    keys = slot_keys(4)
+    keys = slot_keys(12)
     sharded = jax.shard_map(run, mesh=mesh, in_specs=over_data, out_specs=over_data)
     np.testing.assert_array_equal(jax.jit(sharded)(keys), jax.jit(run)(keys))

@@ -1,4 +1,4 @@
-"""A learner that learns nothing, with the counting agent: `python counting_learner.py ADDRESS [NUM_SLOTS [STEP_S]]`.
+"""A learner that learns nothing, with the counting agent: `python counting_learner.py ADDRESS [NUM_SLOTS]`.
 
 Says where it listens, then `free N taken M` whenever either of them has changed, N of its slots.
 """
@@ -52,9 +52,9 @@ def serving(engine: Engine, address: str = "127.0.0.1:0", *, step_s: float = 0.0
             learner.join()
 
 
-def main(address: str, num_slots: int = 4, step_s: float = 0.01) -> None:
+def main(address: str, num_slots: int) -> None:
     engine = make_engine(num_slots)
-    with serving(engine, address, step_s=step_s) as (server, taken):
+    with serving(engine, address, step_s=0.01) as (server, taken):
         print(f"listens at {server.addresses[0]}", flush=True)
         said = None
         while True:
@@ -65,4 +65,4 @@ def main(address: str, num_slots: int = 4, step_s: float = 0.01) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:3]), *map(float, sys.argv[3:4]))
+    main(sys.argv[1], int(sys.argv[2]))

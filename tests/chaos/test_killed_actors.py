@@ -20,7 +20,7 @@ from zerocopy_seed.config import (
     VTraceConfig,
 )
 from zerocopy_seed.config_file import dump_config
-from zerocopy_seed.experience import RecordReader, open_index
+from zerocopy_seed.experience import open_index
 from zerocopy_seed.metrics import read_metrics
 
 ENVS = 4  # of an actor

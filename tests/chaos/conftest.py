@@ -1,17 +1,15 @@
 import os
 import pathlib
 import subprocess
-import sys
 
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
-sys.path.append(str(ROOT / "tests" / "remote"))  # the counting agent and environment
 
 
 @pytest.fixture(autouse=True)
 def processes_find_the_package(monkeypatch):
-    paths = (ROOT, ROOT / "envs", ROOT / "tests" / "remote")
+    paths = (ROOT, ROOT / "envs", ROOT / "tests", ROOT / "tests" / "remote")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, paths)))
 
 

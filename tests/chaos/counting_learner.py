@@ -10,8 +10,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from counting_agent import PARAMS, make_counting_agent
-from counting_environment import Counting
+from remote.counting_agent import PARAMS, make_counting_agent
+from remote.counting_environment import Counting
 
 from zerocopy_seed.remote.bridge import RunDescription
 from zerocopy_seed.remote.engine import Engine, Round

@@ -6,8 +6,8 @@ import time
 
 import numpy as np
 import pytest
-from counting_environment import Counting
 from counting_learner import make_engine, serving
+from remote.counting_environment import Counting
 
 from zerocopy_seed.remote.client import ActorClient
 

@@ -3,12 +3,13 @@
 import os
 import random
 import signal
+import subprocess
 import time
 
 import numpy as np
 import pytest
 from counting_learner import LENGTH, make_engine, serving
-from processes import Process, actors_of, wait_for
+from processes import Process, actors_of, is_alive, wait_for
 
 from zerocopy_seed.config import (
     BridgeConfig,
@@ -21,6 +22,7 @@ from zerocopy_seed.config import (
 )
 from zerocopy_seed.config_file import dump_config
 from zerocopy_seed.experience import open_index
+from zerocopy_seed.loops.local_actors import LocalActors
 from zerocopy_seed.metrics import read_metrics
 
 ENVS = 4  # of an actor
@@ -98,6 +100,22 @@ def play_and_kill(tmp_path, num_kills, num_actors):
 
 def test_a_killed_actor_costs_its_unfinished_unrolls(tmp_path):
     assert play_and_kill(tmp_path, num_kills=1, num_actors=1)[0] < 1.0
+
+
+@pytest.mark.parametrize(("program", "num_ends"), [("sleep", 6), ("false", 2)])
+def test_only_those_that_end_by_themselves_are_taken_for_broken(monkeypatch, program, num_ends):
+    monkeypatch.setattr(LocalActors, "_start", lambda *_: subprocess.Popen([program, "60"]))
+    said: list[str] = []
+    with LocalActors("unix:/nowhere", [1], warn=said.append) as actors:
+        for _ in range(6):
+            (pid,) = actors.pids
+            if program == "sleep":
+                os.kill(pid, signal.SIGKILL)
+            wait_for(lambda: not is_alive(pid), 10)  # noqa: B023
+            if failure := actors.check():
+                break
+    assert len(said) == num_ends
+    assert bool(failure) == (program == "false")
 
 
 @pytest.mark.slow

@@ -11,10 +11,10 @@ STAMP := $(VENV)/installed
 RUN_DIR = runs/cartpole-$(shell date +%Y%m%d-%H%M%S)
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-all check format proto lock clean
+.PHONY: help train test test-all test-chaos check format proto lock clean
 
 help:  ## show this
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 train: $(STAMP)  ## train CartPole and evaluate it (TRAIN_FLAGS="--seed 1")
 	@set -e; run_dir=$(RUN_DIR); \
@@ -26,6 +26,9 @@ test: $(STAMP)  ## run the tests, but for the slow ones
 
 test-all: $(STAMP)  ## run all tests
 	$(BIN)/python -m pytest -q $(PYTEST_FLAGS)
+
+test-chaos: $(STAMP)  ## kill, freeze and starve real processes, half an hour of it
+	$(BIN)/python -m pytest -q -s tests/chaos
 
 check: $(STAMP)  ## lint, formatting and types
 	$(BIN)/ruff check .

@@ -59,10 +59,22 @@ def wait_for_lines(process, run_dir, count, timeout_s=120):
         time.sleep(0.02)
 
 
+# Every unroll completes a sequence of each of 4 slots, from the third on; a ring holds 8 unrolls.
+R2D2 = dataclasses.replace(
+    CATCH,
+    network=LSTM,
+    agent=R2D2Config(
+        unroll_length=4, period=4, sequence_length=8, replay_capacity=32, min_replay=12,
+        batch_size=4, target_update_period=3, learning_rate=1e-2,
+    ),
+)  # fmt: skip
+
+
 @pytest.mark.slow  # without a signal, and with a replay, it is in the default run
-def test_stopped_by_sigterm_and_resumed_is_never_stopped(tmp_path):
+@pytest.mark.parametrize("config", [CONFIG, R2D2], ids=["vtrace", "r2d2"])
+def test_stopped_by_sigterm_and_resumed_is_never_stopped(tmp_path, config):
     config = dataclasses.replace(
-        CONFIG, total_env_steps=10**12, metrics=dataclasses.replace(CONFIG.metrics, every_env_steps=2_000)
+        config, total_env_steps=10**12, metrics=dataclasses.replace(config.metrics, every_env_steps=2_000)
     )
     (tmp_path / "config.toml").write_text(dump_config(config))
     stopped, straight = tmp_path / "stopped", tmp_path / "straight"
@@ -126,17 +138,6 @@ def test_ten_updates_are_five_restored_and_five_more(tmp_path, optimizer):
     forgetful = restored._replace(learner=restored.learner._replace(opt_state=state.learner.opt_state))
     forgot, _ = dispatch(forgetful, make_window(num_metrics), jnp.int32(5))
     assert tree_sha256(forgot.learner.params) != tree_sha256(straight.learner.params)
-
-
-R2D2 = dataclasses.replace(
-    CATCH,
-    network=LSTM,
-    agent=R2D2Config(
-        unroll_length=4, period=4, sequence_length=8, replay_capacity=32, min_replay=12,
-        batch_size=4, target_update_period=3, learning_rate=1e-2,
-    ),
-)  # fmt: skip
-"""Every unroll completes a sequence of each of 4 slots, from the third on; a ring holds 8 unrolls."""
 
 
 class R2D2Run(NamedTuple):

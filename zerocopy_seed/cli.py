@@ -215,18 +215,24 @@ def _evaluate(parser: _Parser, words: list[str]) -> int:
         raise UserError("--seed", expected="at least 0 and less than 2^32", found=str(options.seed))
     load_run_config(options.run_dir)  # a wrong directory is refused before JAX is imported
 
-    from zerocopy_seed.loops.console import complain
-    from zerocopy_seed.loops.evaluate import evaluate_run
+    from zerocopy_seed.loops.signals import ending_at_once
 
-    result = evaluate_run(
-        options.run_dir,
-        num_episodes=options.episodes,
-        seed=options.seed,
-        step=options.step,
-        env=options.env,
-        video=options.video,
-        warn=complain,
-    )
+    with ending_at_once("the evaluation has not ended: it has no result"):
+        from zerocopy_seed.loops.console import complain
+        from zerocopy_seed.loops.evaluate import evaluate_run
+        from zerocopy_seed.loops.signals import hearing_signals
+
+        result = hearing_signals(
+            lambda: evaluate_run(
+                options.run_dir,
+                num_episodes=options.episodes,
+                seed=options.seed,
+                step=options.step,
+                env=options.env,
+                video=options.video,
+                warn=complain,
+            )
+        )
     print(json.dumps(result.to_json_object()) if options.json else result)
     return 0
 

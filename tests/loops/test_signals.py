@@ -1,6 +1,8 @@
 import hashlib
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -30,3 +32,49 @@ def test_signals_are_heard_while_no_python_runs():
 def test_what_goes_wrong_there_is_raised_here():
     with pytest.raises(ZeroDivisionError):
         hearing_signals(lambda: 1 // 0)
+
+
+ONCE = """
+import time
+from zerocopy_seed.loops.signals import ending_at_once, hearing_signals
+with ending_at_once("no result"):
+    print("ready", flush=True)
+    hearing_signals(lambda: time.sleep(60))
+"""
+TWICE = """
+import time
+from zerocopy_seed.loops.signals import StopRequest
+with StopRequest() as stop:
+    print("ready", flush=True)
+    while not stop:
+        time.sleep(0.01)
+    print(stop.signal_name, flush=True)
+    time.sleep(60)
+"""
+
+
+def start(code):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout and process.stdout.readline() == "ready\n"
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_what_has_nothing_to_save_ends_at_the_first_signal(number):
+    with start(ONCE) as process:
+        process.send_signal(number)
+        assert process.communicate(timeout=20)[1] == f"\n{signal.Signals(number).name}: no result\n"
+        assert process.returncode == 0
+
+
+def test_what_has_is_asked_by_the_first_and_ended_by_the_second():
+    with start(TWICE) as process:
+        process.send_signal(signal.SIGINT)
+        assert process.stdout and process.stdout.readline() == "SIGINT\n"
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=20)
+        assert process.returncode == 128 + signal.SIGTERM

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TypeVar
 
@@ -20,6 +21,23 @@ def hearing_signals(function: Callable[[], T]) -> T:
     """
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         return pool.submit(function).result()
+
+
+@contextlib.contextmanager
+def ending_at_once(line: str) -> Iterator[None]:
+    """SIGINT or SIGTERM end the process with code 0 and `line` on stderr: there is nothing to save."""
+
+    def handle(number: int, _: FrameType | None) -> None:
+        with contextlib.suppress(OSError):
+            print(f"\n{signal.Signals(number).name}: {line}", file=sys.stderr, flush=True)
+        os._exit(0)
+
+    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 class StopRequest:

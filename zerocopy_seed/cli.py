@@ -78,7 +78,7 @@ def _run(words: list[str]) -> int:
         "bench": (_bench, "measure speed"),
         "envs": (_envs, "list the environments"),
         "certs": (_certs, "make certificates and a token for learner and actors of a private cluster"),
-        "doctor": (_doctor, "say what this installation can do"),
+        "doctor": (_doctor, "say what this installation and this machine can do, and what is broken"),
     }
     width = max(map(len, commands))
     parser = _Parser(
@@ -392,12 +392,25 @@ def _certs(parser: _Parser, words: list[str]) -> int:
 
 
 def _doctor(parser: _Parser, words: list[str]) -> int:
+    parser.add_argument(
+        "--address",
+        metavar="ADDRESS",
+        default="127.0.0.1:0",
+        help="that a learner would listen at (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--run-dir",
+        metavar="DIR",
+        type=_directory,
+        default=pathlib.Path("runs"),
+        help="where it would write (default: %(default)s)",
+    )
     _add_help(parser)
-    parser.parse_args(words)
+    options = parser.parse_args(words)
 
     from zerocopy_seed import doctor
 
-    return doctor.run()
+    return doctor.run(options.address, options.run_dir)
 
 
 class _Parser(argparse.ArgumentParser):

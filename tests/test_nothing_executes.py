@@ -164,4 +164,4 @@ def test_training_saving_restoring_and_actors_work_where_nothing_can_be_unpickle
     found = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert found.returncode == 0, (found.stdout, found.stderr)
     assert noted.read_text() == "1"  # the program's own try
-    assert "saved run at 128 env_steps" in found.stdout, found.stdout
+    assert "resuming run at" in found.stdout and "4 episodes: " in found.stdout, found.stdout

@@ -22,7 +22,8 @@ from test_server import SPEC, describe, make_engine, serving
 from zerocopy_envs.errors import UserError
 from zerocopy_seed import cli
 from zerocopy_seed.certificates import FILES, Issued, issue, write_credentials
-from zerocopy_seed.config import BridgeConfig
+from zerocopy_seed.config import BridgeConfig, Config, EnvConfig
+from zerocopy_seed.loops.train import train
 from zerocopy_seed.remote import bridge_pb2, bridge_pb2_grpc
 from zerocopy_seed.remote.access import (
     Access,
@@ -272,6 +273,13 @@ def test_what_a_learner_needs(files, monkeypatch, address, settings):
     assert access.is_open == ("insecure" in settings)
     token = (files / "token").read_text().strip()
     assert token not in repr(access) and "PRIVATE KEY" not in repr(access)
+
+
+def test_train_refuses_an_open_address_before_it_compiles(tmp_path):
+    config = Config(EnvConfig("zerocopy:Catch", place="actors"), 64, bridge=BridgeConfig(address="0.0.0.0:0"))
+    with pytest.raises(UserError, match="bridge.address 0.0.0.0:0: expected TLS and a token"):
+        train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_actor_sends_its_token_over_tls_alone(files):

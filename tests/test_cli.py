@@ -86,7 +86,9 @@ def test_help_needs_no_jax(words):
     assert "zerocopy-seed" in result.stdout
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "plot", "bench", "envs", "doctor"])
+@pytest.mark.parametrize(
+    "command", ["train", "actor", "evaluate", "plot", "bench", "envs", "certs", "doctor"]
+)
 def test_every_command_has_help(command, capsys):
     with (
         pytest.raises(SystemExit, match="^0$") if command != "train" else pytest.raises(SystemExit) as caught

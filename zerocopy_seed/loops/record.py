@@ -113,6 +113,8 @@ def metrics_row(
 ) -> dict[str, Any]:
     """A line of metrics.jsonl: counters, means over the window's updates, and episode figures if any.
 
+    Metrics called `num_*` are summed.
+
     Args:
       env_steps: of the run.
       num_updates: of the run.
@@ -130,8 +132,12 @@ def metrics_row(
         row["episode_length"] = as_int(episodes.length_sum) / num_episodes
     if not int(window.num_updates):
         return row
-    means = np.asarray(window.metric_sums.total) / int(window.num_updates)
-    return row | dict(zip(names, means.tolist(), strict=True))
+    sums = np.asarray(window.metric_sums.total).tolist()
+    num_updates = int(window.num_updates)
+    return row | {
+        name: round(total) if name.startswith("num_") else total / num_updates
+        for name, total in zip(names, sums, strict=True)
+    }
 
 
 def warn_once_diverged(row: dict[str, Any], warned: bool, name: str = "") -> bool:

@@ -22,6 +22,7 @@ from zerocopy_seed.keys import Stream, as_seeds, slot_keys
 from zerocopy_seed.remote import tables as device
 from zerocopy_seed.remote.batches import Batch, batch_for, make_batches
 from zerocopy_seed.remote.requests import Request
+from zerocopy_seed.remote.screening import Screen
 from zerocopy_seed.remote.slots import Episodes, Slots, Taken
 from zerocopy_seed.remote.tables import Column
 from zerocopy_seed.types import ActingParams, Agent, Trajectory
@@ -81,6 +82,7 @@ class Engine:
             distinct=agent.store is not None,
             first_incarnation=first_incarnation,
         )
+        self._screen = Screen(num_slots)
         make = functools.partial(
             device.make_tables,
             agent,
@@ -151,6 +153,7 @@ class Engine:
             if count > self._slots.num_free:
                 return None
             slots = self._slots.open(count)
+            self._screen.open(slots)
             is_opened = np.zeros(self._slots.num_slots, bool)
             is_opened[slots] = True
             incarnation = self._slots.incarnation.astype(np.uint32)
@@ -185,6 +188,7 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """A request that was checked; at most `max_rows` rows."""
+        self._screen.look(request)
         self._slots.arrived(request.where)
         self._inbox.append(request)
 
@@ -270,6 +274,10 @@ class Engine:
         """The episodes that ended since the last call of this or of `figures`."""
         with self._lock:
             return self._slots.take_episodes()
+
+    def num_unusable(self) -> np.ndarray:
+        """int64 [S], timesteps of each slot that could not be used so far."""
+        return self._screen.counts.copy()
 
     def publish(self, params: ActingParams, slot: np.ndarray) -> None:
         """What acting reads from now on, after an update from unrolls of slots [n]."""

@@ -1,14 +1,15 @@
 """Timesteps that cannot be used, and what stands in for them. Imports no JAX: `xp` is numpy or `jax.numpy`.
 
-One number that is NaN or infinite makes NaN of all that is computed from it, also of what is masked later: 0
-times NaN is NaN. So a timestep that has such numbers never reaches a network. What stands in for it is a FIRST
-whose discount is 0, which no environment returns: as at any FIRST the transition into it does not count and
-recurrent state is forgotten. The next timestep must be a FIRST too, so that nothing is learned from the
+One number that is NaN or infinite makes NaN of all that is computed from it, also of what is masked later:
+0 times NaN is NaN. So a timestep that has such numbers never reaches a network. What stands in for it is a
+FIRST whose discount is 0, which no environment returns: as at any FIRST the transition into it does not count
+and recurrent state is forgotten. The next timestep must be a FIRST too, so that nothing is learned from the
 stand-in's own row.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from zerocopy_envs.trees import leaves, map_leaves
@@ -28,7 +29,7 @@ def usable(timestep: TimeStep, xp: Any) -> Array:
 
 
 def stand_in(timestep: TimeStep, is_usable: Array, xp: Any) -> TimeStep:
-    """A timestep [B] with a stand-in where it is not usable; numbers that fit, and masks, stay as they are."""
+    """A timestep [B] with a stand-in where it is not usable; numbers that fit stay as they are."""
 
     def replaced(leaf: Array) -> Array:
         if not xp.issubdtype(leaf.dtype, xp.floating):
@@ -53,4 +54,5 @@ def is_stand_in(timestep: TimeStep) -> Array:
 
 
 def _fits(numbers: Array, xp: Any) -> Array:
-    return xp.abs(numbers) < LIMIT  # False of NaN
+    limit = LIMIT if float(xp.finfo(numbers.dtype).max) > LIMIT else math.inf
+    return xp.abs(numbers) < limit  # False of NaN

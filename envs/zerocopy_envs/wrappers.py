@@ -30,7 +30,7 @@ class VectorState(NamedTuple):
 class Vectorized:
     """Steps B copies of an environment and resets each on the step after its LAST, which ignores its action.
 
-    A timestep that cannot be used (`zerocopy_envs.usable`) is returned as it is, and ends its episode likewise.
+    A timestep that cannot be used (`zerocopy_envs.usable`) is returned as it is, and ends its episode too.
 
     Episode n of a slot starts from `episode_key(key, n)` of the slot's own key, so every episode is fresh
     and no slot depends on another. Resets are computed only in steps where some slot needs one (under

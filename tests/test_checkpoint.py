@@ -185,22 +185,36 @@ def test_damage_is_found_and_the_step_before_is_used(saved, tmp_path, warned, da
         saved.restore("acting", target(), step=30)
 
 
-def test_every_file_of_an_item_is_watched(saved, tmp_path):
-    for path in item_files(tmp_path, 30):
+def flip_middle(path):
+    flip_bit(path, path.stat().st_size // 2)
+
+
+@pytest.mark.parametrize("damage", [flip_middle, truncate, Path.unlink])
+def test_every_file_of_a_step_is_watched(saved, tmp_path, warned, damage):
+    step = tmp_path / "checkpoints" / "30"
+    paths = sorted(path for path in step.rglob("*") if path.is_file())
+    assert {path.relative_to(step).parts[0] for path in paths} > {
+        "acting",
+        "learner",
+        "loop",
+        "manifest.json",
+    }
+    for path in paths:
+        if not path.stat().st_size and damage is not Path.unlink:
+            continue  # nothing to flip or to cut off
         before = path.read_bytes()
-        flip_bit(path, len(before) // 2)
-        with pytest.raises(UserError, match="SHA-256"):
+        damage(path)
+        with pytest.raises(UserError, match="30") as refusal:
             saved.restore("acting", target(), step=30)
+        assert str(path) in str(refusal.value)
         path.write_bytes(before)
-    saved.restore("acting", target(), step=30)
+    assert saved.restore("acting", target()) and warned == []
 
 
-def test_damage_in_an_item_that_is_not_asked_for_does_not_matter(saved, tmp_path, warned):
+def test_damage_in_an_item_that_is_not_asked_for_is_damage(saved, tmp_path, warned):
     flip_bit(item_files(tmp_path, 30, "learner")[0])
-    assert saved.restore("acting", target())[0] == 30
-    assert warned == []
-    # both from the same step, though `acting` of the newest is whole
-    assert saved.restore(abstract({k: make_items()[k] for k in ("acting", "learner")}))[0] == 20
+    assert saved.restore("acting", target())[0] == 20
+    assert len(warned) == 1 and "30/learner" in warned[0]
 
 
 @pytest.mark.parametrize("damage", [flip_bit, truncate, Path.unlink, lambda path: path.write_text("[]")])

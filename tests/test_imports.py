@@ -22,6 +22,7 @@ LAYERS = (
     ("checkpoint", "experience", "plotting", "progress"),
     ("curves",),
     ("manifest", "metrics"),
+    ("events",),
     ("files", "leaves"),
     ("remote",),
     ("rollout", "episodes"),

@@ -135,6 +135,11 @@ class Checkpointer:
         )
         self._thread.start()
 
+    @property
+    def is_saving(self) -> bool:
+        """Whether a save is under way; if none is, `wait` returns at once."""
+        return self._thread is not None and self._thread.is_alive()
+
     def wait(self) -> None:
         """Waits for the save under way; raises `CheckpointError`, once, if it failed."""
         if self._thread is not None:
@@ -166,7 +171,7 @@ class Checkpointer:
     def restore(
         self, items: Any, target: PyTree = None, step: int | None = None, optional: Collection[str] = ()
     ) -> tuple[int, Any]:
-        """Reads items of one step, after verifying all their files; those of other items are not read.
+        """Reads items of one step, after verifying all files of the step.
 
         `restore("acting", target)` gives one tree, `restore({"acting": target, ...})` a dict of them.
 
@@ -177,7 +182,7 @@ class Checkpointer:
           step: which one; by default the newest that is intact. Newer ones that are unfinished or damaged
             are passed over, with a warning each.
           optional: items that a step may lack; the dict then lacks them too. Where no step is intact, one in
-            which only these are damaged is taken without them.
+            which only these are damaged is taken without them, with another warning.
 
         Returns:
           The step, and a pytree of JAX arrays or item -> such a pytree.
@@ -197,6 +202,38 @@ class Checkpointer:
     def _restore_newest(
         self, targets: Mapping[str, PyTree], optional: Collection[str]
     ) -> tuple[int, dict[str, PyTree]]:
+        self._warn_unfinished()
+        if found := self._newest(targets, optional):
+            return found
+        required = {item: target for item, target in targets.items() if item not in optional}
+        if required.keys() != targets.keys() and (found := self._newest(required, (), without=optional)):
+            return found
+        listed = ", ".join(map(str, sorted({*self.steps(), *self._unfinished()})))
+        raise UserError(
+            str(self._directory),
+            expected="an intact checkpoint" if listed else "a checkpoint",
+            found=f"only damaged or unfinished ones ({listed})" if listed else "none",
+            remedy="restore the files from a copy, or train anew" if listed else "is this the run directory?",
+        )
+
+    def _newest(
+        self, targets: Mapping[str, PyTree], optional: Collection[str], without: Collection[str] = ()
+    ) -> tuple[int, dict[str, PyTree]] | None:
+        """The newest intact step, where the items in `without` may be damaged; None if there is none."""
+        for candidate in reversed(self.steps()):
+            try:
+                found = self._verified(candidate, targets, optional, without)
+            except manifest.NotIntact as error:
+                self._broken.add(candidate)
+                if not without:
+                    self._warn(f"checkpoint {candidate} is damaged and skipped: {error}")
+            else:
+                if without:
+                    self._warn(f"checkpoint {candidate} is taken without its {', '.join(without)}")
+                return candidate, self._read(candidate, found, targets)
+        return None
+
+    def _warn_unfinished(self) -> None:
         finished = self.steps()
         for unfinished in sorted(self._unfinished(), reverse=True):
             if not finished or unfinished > finished[-1]:
@@ -204,25 +241,6 @@ class Checkpointer:
                     f"{self._directory}: checkpoint {unfinished} is unfinished "
                     "(being written, or killed while saving); skipped"
                 )
-        for candidate in reversed(finished):
-            try:
-                found = self._verified(candidate, targets, optional)
-            except manifest.NotIntact as error:
-                self._broken.add(candidate)
-                self._warn(f"checkpoint {candidate} is damaged and skipped: {error}")
-            else:
-                return candidate, self._read(candidate, found, targets)
-        required = {item: target for item, target in targets.items() if item not in optional}
-        if required.keys() != targets.keys():
-            with contextlib.suppress(UserError):
-                return self._restore_newest(required, ())
-        listed = ", ".join(map(str, sorted({*finished, *self._unfinished()})))
-        raise UserError(
-            str(self._directory),
-            expected="an intact checkpoint" if listed else "a checkpoint",
-            found=f"only damaged or unfinished ones ({listed})" if listed else "none",
-            remedy="restore the files from a copy, or train anew" if listed else "is this the run directory?",
-        )
 
     def _restore_step(
         self, step: int, targets: Mapping[str, PyTree], optional: Collection[str]
@@ -246,19 +264,20 @@ class Checkpointer:
             ) from error
 
     def _verified(
-        self, step: int, targets: Mapping[str, PyTree], optional: Collection[str]
+        self,
+        step: int,
+        targets: Mapping[str, PyTree],
+        optional: Collection[str],
+        without: Collection[str] = (),
     ) -> dict[str, Any]:
-        """The manifest's items, once the files of those in `targets` are as recorded; else `NotIntact`."""
+        """The manifest's items, once the step's files are as recorded; else `NotIntact`."""
         step_dir = self._directory / str(step)
-        items = manifest.read(step_dir, step)
+        items = manifest.read_verified(step_dir, step, but=without)
         for item in targets:
-            if item not in items:
-                if item in optional:
-                    continue
+            if item not in items and item not in optional:
                 raise UserError(
                     str(step_dir), expected=f"an item named {item}", found=", ".join(items) or "none"
                 )
-            manifest.verify(step_dir / item, items[item]["files"])
         return items
 
     def _read(self, step: int, items: Mapping[str, Any], targets: Mapping[str, PyTree]) -> dict[str, PyTree]:

@@ -1,7 +1,8 @@
 """SHA-256 manifests: how a checkpoint, or a record, shows that it is whole. Imports no JAX.
 
 Orbax restores a flipped byte without a word, so every file of a step is listed with its size and hash in
-`manifest.json`, which also keeps what each item holds (names, dtypes, shapes) and a hash of itself.
+`manifest.json`, which also keeps what each item holds (names, dtypes, shapes) and a hash of itself. A step is
+whole or it is not: items that nobody asked for are verified with the others.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ class NotIntact(Exception):
 
 
 def write(step_dir: Path, step: int, leaves: dict[str, dict[str, Any]]) -> None:
-    """Hashes the files of each item, writes the manifest last, and sees all of it onto the disk.
+    """Hashes the files of the step, writes the manifest last, and sees all of it onto the disk.
 
     Args:
       step_dir: holds one directory per item (none for an item without arrays).
@@ -31,37 +33,44 @@ def write(step_dir: Path, step: int, leaves: dict[str, dict[str, Any]]) -> None:
       leaves: for each item, what its leaves are: name -> {"dtype", "shape"}.
     """
     items = {
-        item: {
-            "leaves": described,
-            "files": {
-                name: {"size": path.stat().st_size, "sha256": file_sha256(path, sync=True)}
-                for name, path in _files(step_dir / item).items()
-            },
-        }
+        item: {"leaves": described, "files": _describe(_files(step_dir / item))}
         for item, described in leaves.items()
     }
-    write_hashed(step_dir / FILE_NAME, {"format": 1, "step": step, "items": items})
+    files = _describe(_files_beside(step_dir))
+    write_hashed(step_dir / FILE_NAME, {"format": 1, "step": step, "items": items, "files": files})
     for directory in (step_dir, *(path for path in step_dir.rglob("*") if path.is_dir())):
         sync_directory(directory)
 
 
-def read(step_dir: Path, step: int) -> dict[str, Any]:
-    """The manifest's items: item -> {"leaves", "files"}; `NotIntact` if missing, damaged, or misplaced."""
+def read_verified(step_dir: Path, step: int, *, but: Collection[str] = ()) -> dict[str, Any]:
+    """The manifest's items, item -> {"leaves", "files"}, once every file of the step is as they say.
+
+    Args:
+      step_dir: holds them.
+      step: which one it must be.
+      but: items whose files may be damaged; they are left out.
+
+    Raises:
+      NotIntact: names the first file that is missing, extra, cut or changed, or misplaced.
+    """
     path = step_dir / FILE_NAME
     body = read_hashed(path)
     if body["step"] != step:
         raise NotIntact(path, f"belongs to step {body['step']}, not to {step}")
-    return body["items"]
+    items = {item: recorded for item, recorded in body["items"].items() if item not in but}
+    for item, recorded in items.items():
+        _verify(step_dir / item, _files(step_dir / item), recorded["files"])
+    if "files" in body:  # earlier manifests have only the items'
+        _verify(step_dir, _files_beside(step_dir), body["files"])
+    return items
 
 
-def verify(item_dir: Path, files: dict[str, dict[str, Any]]) -> None:
-    """Reads every file of one item; `NotIntact` names the first that is missing, extra, cut or changed."""
-    present = _files(item_dir)
+def _verify(directory: Path, present: dict[str, Path], files: dict[str, dict[str, Any]]) -> None:
     for name, path in present.items():
         if name not in files:
             raise NotIntact(path, "not in the manifest")
     for name, recorded in files.items():
-        path = item_dir / name
+        path = directory / name
         if name not in present:
             raise NotIntact(path, "missing")
         try:
@@ -118,6 +127,20 @@ def sync_directory(directory: Path) -> None:
 def _files(item_dir: Path) -> dict[str, Path]:
     paths = sorted(path for path in item_dir.rglob("*") if not path.is_dir())
     return {path.relative_to(item_dir).as_posix(): path for path in paths}
+
+
+def _files_beside(step_dir: Path) -> dict[str, Path]:
+    """Orbax's own, beside the items."""
+    return {
+        path.name: path for path in sorted(step_dir.iterdir()) if path.is_file() and path.name != FILE_NAME
+    }
+
+
+def _describe(paths: dict[str, Path]) -> dict[str, dict[str, Any]]:
+    return {
+        name: {"size": path.stat().st_size, "sha256": file_sha256(path, sync=True)}
+        for name, path in paths.items()
+    }
 
 
 def _body_sha256(body: dict[str, Any]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
@@ -12,7 +11,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from zerocopy_seed.files import replace_text
+from zerocopy_envs.errors import UserError
+from zerocopy_seed.events import EventsFile
+from zerocopy_seed.files import append_whole, replace_text
 
 FILE_NAME = "metrics.jsonl"
 
@@ -40,8 +41,14 @@ class MetricsWriter:
       tensorboard: write TensorBoard events into `run_dir` too.
       resume_env_steps: where the checkpoint stands that the run goes on from: later lines are cut, and later
         events hidden. None begins anew, over whatever is there.
-      warn: called with one line, once, when a line cannot be written (a full disk); it is lost.
+      warn: called with one line when lines or events begin to be lost (a full disk), and when no longer.
       clock: seconds.
+
+    Attributes:
+      num_lost_lines: that could not be written.
+
+    Raises:
+      UserError: the file cannot be begun, or what is past the checkpoint cannot be cut.
     """
 
     def __init__(
@@ -57,18 +64,24 @@ class MetricsWriter:
         run_dir.mkdir(parents=True, exist_ok=True)
         kept = [] if resume_env_steps is None else read_metrics(run_dir)
         kept = [row for row in kept if row["env_steps"] <= (resume_env_steps or 0)]
-        replace_text(run_dir / FILE_NAME, "".join(json.dumps(row) + "\n" for row in kept))
+        try:
+            replace_text(run_dir / FILE_NAME, "".join(json.dumps(row) + "\n" for row in kept))
+        except OSError as error:
+            raise UserError(
+                str(run_dir), expected="a directory that can be written", found=error.strerror or str(error)
+            ) from error
         self._clock, self._started = clock, clock()
-        self._warn, self._lost_lines = warn, 0
+        self._warn, self.num_lost_lines, self._is_losing = warn, 0, False
         self._path = run_dir / FILE_NAME
         self._earlier_s = float(kept[-1].get("wall_s") or 0.0) if kept else 0.0
-        self._events = _open_events(run_dir, resume_env_steps) if tensorboard else None
+        purge_step = None if resume_env_steps is None else resume_env_steps + 1
+        self._events = EventsFile(run_dir, purge_step) if tensorboard else None
 
     def __enter__(self) -> MetricsWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self._events = None
 
     @property
     def wall_s(self) -> float:
@@ -87,30 +100,24 @@ class MetricsWriter:
         """
         line = {"env_steps": row["env_steps"], "wall_s": self.wall_s, **row}
         line = {name: _plain(name, value) for name, value in line.items()}
-        self._append(json.dumps(line, allow_nan=False) + "\n")
-        if self._events is not None:
-            for name, value in line.items():
-                if name != "env_steps" and isinstance(value, int | float):
-                    self._events.add_scalar(TAGS.get(name, f"train/{name}"), value, line["env_steps"])
-
-    def close(self) -> None:
-        """Flushes and closes the events."""
-        if self._events is not None:
-            self._events.close()
-            self._events = None
-
-    def _append(self, line: str) -> None:
-        # Opened for every line: what a full disk cut off or kept in a buffer must not spoil the next one.
         try:
-            with open(self._path, "ab", buffering=0) as file:
-                begin = file.tell()
-                if file.write(line.encode()) != len(line.encode()):
-                    file.truncate(begin)
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            append_whole(self._path, (json.dumps(line, allow_nan=False) + "\n").encode())
+            if self._events is not None:
+                scalars = {
+                    TAGS.get(name, f"train/{name}"): value
+                    for name, value in line.items()
+                    if name != "env_steps" and isinstance(value, int | float)
+                }
+                self._events.add(scalars, line["env_steps"])
         except OSError as error:
-            if not self._lost_lines:
+            if not self._is_losing:
                 self._warn(f"{self._path}: a line could not be written: {error.strerror or error}")
-            self._lost_lines += 1
+            self._is_losing = True
+            self.num_lost_lines += 1
+        else:
+            if self._is_losing:
+                self._warn(f"{self._path}: lines are written again; {self.num_lost_lines} are lost")
+            self._is_losing = False
 
 
 def read_metrics(run_dir: str | os.PathLike[str]) -> list[dict[str, Any]]:
@@ -135,14 +142,3 @@ def _plain(name: str, value: Any) -> Any:
     if value is None or isinstance(value, bool | int | str):
         return value
     raise TypeError(f"metric {name}: expected a scalar, found {type(value).__name__}")
-
-
-def _open_events(run_dir: Path, resume_env_steps: int | None) -> Any:
-    from tensorboardX import SummaryWriter  # imported late: half a second
-
-    return SummaryWriter(
-        str(run_dir),
-        purge_step=None if resume_env_steps is None else resume_env_steps + 1,
-        # the file's own time stamp counts whole seconds, and a second writer would overwrite the first
-        filename_suffix=f".{time.time_ns()}",
-    )

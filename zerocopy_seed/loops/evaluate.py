@@ -98,9 +98,20 @@ def evaluate(
 
 
 def make_evaluator(
-    agent: Agent, environment: Vectorized, num_episodes: int
+    agent: Agent,
+    environment: Vectorized,
+    num_episodes: int,
+    *,
+    between: Callable[[], None] = lambda: None,
 ) -> Callable[[ActingParams, int], EvaluationResult]:
-    """`evaluate` of a vectorised environment as a function of parameters and seed, which compiles once."""
+    """`evaluate` of a vectorised environment as a function of parameters and seed, which compiles once.
+
+    Args:
+      agent: acts by `Mode.EVALUATE`.
+      environment: vectorised.
+      num_episodes: at least 1.
+      between: called now and then; what it raises ends the evaluation.
+    """
     num_slots = num_evaluation_slots(num_episodes)
     per_slot = num_episodes // num_slots
     max_length = environment.spec.max_episode_steps or _MAX_EPISODE_STEPS
@@ -131,6 +142,7 @@ def make_evaluator(
         state, tracker = begin(np.uint32(seed))
         num_rows = 0
         while min(map(len, returns)) < per_slot:
+            between()
             state, tracker, finished = play(params, state, tracker)
             num_rows += _CHUNK
             # One that NaN cuts short again and again (see `Vectorized`) never ends either.

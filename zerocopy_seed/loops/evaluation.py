@@ -50,18 +50,29 @@ class Evaluator(Protocol):
         """The result, once, when it is there."""
 
 
+class _Stopped(Exception):
+    """An evaluation was, before its end."""
+
+
 class OnDevice:
-    """Plays on the device while training waits."""
+    """Plays on the device while training waits, unless `stop` comes first."""
 
     has_failed = False  # it would raise
 
-    def __init__(self, agent: Agent, environment: Vectorized, *, num_episodes: int, seed: int):
-        self._evaluate = make_evaluator(agent, environment, num_episodes)
+    def __init__(
+        self, agent: Agent, environment: Vectorized, *, num_episodes: int, seed: int, stop: StopRequest
+    ):
+        def between() -> None:
+            if stop:
+                raise _Stopped
+
+        self._evaluate = make_evaluator(agent, environment, num_episodes, between=between)
         self._seed, self._result = seed, None
 
     def begin(self, params: ActingParams) -> None:
         """See `Evaluator`."""
-        self._result = self._evaluate(params, self._seed)
+        with contextlib.suppress(_Stopped):
+            self._result = hearing_signals(lambda: self._evaluate(params, self._seed))
 
     def poll(self) -> EvaluationResult | None:
         """See `Evaluator`."""
@@ -246,6 +257,7 @@ def evaluate_while_training(
     environment: Vectorized | HostEnvironments | None,
     learner: LearnerState,
     run_dir: pathlib.Path,
+    stop: StopRequest,
     *,
     warn: Callable[[str], None],
 ) -> Iterator[Evaluation | None]:
@@ -257,6 +269,7 @@ def evaluate_while_training(
       environment: what is played; None where there is none.
       learner: where the run begins, or is resumed.
       run_dir: of the run, whose metrics tell what was best before.
+      stop: ends an evaluation that training waits for.
       warn: shows a line of something that is wrong.
     """
     if environment is None or config.evaluation.every_env_steps == math.inf:
@@ -270,7 +283,7 @@ def evaluate_while_training(
             )
         else:
             evaluator = OnDevice(
-                agent, environment, num_episodes=config.evaluation.episodes, seed=config.seed
+                agent, environment, num_episodes=config.evaluation.episodes, seed=config.seed, stop=stop
             )
         returns = [row["evaluation_return"] for row in read_metrics(run_dir) if "evaluation_return" in row]
         evaluation = Evaluation(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 
-_EARLY_S = 60.0  # an actor that ends sooner would not do better the next time
+_EARLY_S = 60.0  # an actor that ends sooner by itself would not do better the next time
+_BY_OTHERS = (-signal.SIGKILL, -signal.SIGTERM)
 _MAX_EARLY_ENDS = 3
 _STOP_S = 10.0
 
@@ -65,8 +67,9 @@ class LocalActors:
             code = process.poll()
             if code is None:
                 continue
-            is_early = time.monotonic() - self._started_at[place] < _EARLY_S
-            self._early_ends = self._early_ends + 1 if is_early else 0
+            if code not in _BY_OTHERS:
+                is_early = time.monotonic() - self._started_at[place] < _EARLY_S
+                self._early_ends = self._early_ends + 1 if is_early else 0
             if self._early_ends >= _MAX_EARLY_ENDS:
                 return (
                     f"{self._name} {place}: ends with code {code} as soon as it starts; what it said is above"

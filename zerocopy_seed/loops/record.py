@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from zerocopy_seed.checkpoint import Checkpointer
+from zerocopy_seed.checkpoint import Checkpointer, CheckpointError
 from zerocopy_seed.config import Config
-from zerocopy_seed.loops.console import attempt, complain
+from zerocopy_seed.loops.console import complain
 from zerocopy_seed.loops.on_device import TrainState, Window
 from zerocopy_seed.loops.run_checkpoint import checkpoint_items
 from zerocopy_seed.metrics import MetricsWriter
@@ -56,6 +56,8 @@ class RunRecord:
         self._next_line = self._line_after(env_steps)
         self._line_at = self._saved_at = time.monotonic()
         self._diverged = False
+        self._is_saving = self._is_failing = False
+        self._num_failed_saves = 0
 
     @property
     def is_finished(self) -> bool:
@@ -80,8 +82,14 @@ class RunRecord:
         return min(to_total, max(1, -(-(next_stop - self.env_steps) // self._steps_per_update)))
 
     def write(self, row: dict[str, Any], now: float) -> dict[str, Any]:
-        """Writes a line, and says it once if one of its numbers is not finite; the line, with its rate."""
+        """Writes a line, and says it once if one of its numbers is not finite; the line, with its rate and
+        what could not be written so far.
+        """
+        if not self._saves.is_saving:
+            self.wait()
         row["env_steps_per_s"] = (self.env_steps - self._line_env_steps) / (now - self._line_at)
+        row["num_failed_saves"] = self._num_failed_saves
+        row["num_lost_lines"] = self._metrics.num_lost_lines
         self._metrics.write(row)
         self._diverged = warn_once_diverged(row, self._diverged, self._name)
         self._next_line = self._line_after(self.env_steps)
@@ -89,20 +97,43 @@ class RunRecord:
         return row
 
     def save(self, state: TrainState) -> bool:
-        """Begins to save a checkpoint; whether it could."""
+        """Begins to save a checkpoint; whether it could. Of failures in a row the first one is shown."""
+        self.wait()  # an earlier save's failure must not stand for this one's
         items = checkpoint_items(self._agent, state, replay=self._save_replay)
-        begun = attempt(self._saves.save, self.env_steps, items)
+        try:
+            self._saves.save(self.env_steps, items)
+        except CheckpointError as error:
+            self._failed(error)
+        else:
+            self._is_saving = True
         self._saved_at = time.monotonic()
-        return begun
+        return self._is_saving
 
     def save_last(self, state: TrainState) -> bool:
         """Begins to save the last one, unless it is the one that the run began with; whether it could."""
-        attempt(self._saves.wait)  # an earlier save's failure must not stand for this one's
+        self.wait()
+        self._is_failing = False  # why this one fails is shown again
         return self.env_steps == self._resumed_at or self.save(state)
 
     def wait(self) -> bool:
-        """Whether the save under way succeeds."""
-        return attempt(self._saves.wait)
+        """Whether the save under way succeeds, if one is."""
+        was_saving, self._is_saving = self._is_saving, False
+        try:
+            self._saves.wait()
+        except CheckpointError as error:
+            self._failed(error)
+            return False
+        if was_saving and self._is_failing:
+            self._is_failing = False
+            subject = f"{self._name}: " if self._name else ""
+            complain(f"{subject}checkpoints are saved again, after {self._num_failed_saves} that were not")
+        return True
+
+    def _failed(self, error: CheckpointError) -> None:
+        self._num_failed_saves += 1
+        if not self._is_failing:
+            complain(str(error))
+        self._is_failing = True
 
     def _line_after(self, env_steps: int) -> int:
         return (env_steps // self._line_every + 1) * self._line_every

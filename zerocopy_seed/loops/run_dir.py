@@ -39,13 +39,24 @@ def make_run_dir(run_dir: pathlib.Path) -> None:
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(
-            f"--run-dir {run_dir}",
-            expected="a directory that can be made or written",
-            found=error.strerror or str(error),
-        ) from error
+        raise _not_writable(run_dir, error) from error
 
 
 def write_config(config: Config, run_dir: pathlib.Path) -> None:
-    """Atomically: a kill while a run is resumed must not cost its configuration."""
-    replace_text(run_dir / RUN_CONFIG, dump_config(config))
+    """Atomically: a kill while a run is resumed must not cost its configuration.
+
+    Raises:
+      UserError: it cannot be written.
+    """
+    try:
+        replace_text(run_dir / RUN_CONFIG, dump_config(config))
+    except OSError as error:
+        raise _not_writable(run_dir, error) from error
+
+
+def _not_writable(run_dir: pathlib.Path, error: OSError) -> UserError:
+    return UserError(
+        f"--run-dir {run_dir}",
+        expected="a directory that can be made or written",
+        found=error.strerror or str(error),
+    )

@@ -173,7 +173,7 @@ def _train(
             )
             evaluation = stack.enter_context(
                 evaluate_while_training(
-                    config, agent, source.environment, state.learner, run_dir, warn=complain
+                    config, agent, source.environment, state.learner, run_dir, stop, warn=complain
                 )
             )
             state = _loop(program, state, record, evaluation, progress, stop)

@@ -82,7 +82,7 @@ class Engine:
             distinct=agent.store is not None,
             first_incarnation=first_incarnation,
         )
-        self._screen = Screen(num_slots)
+        self._screen = Screen(spec, num_slots)
         make = functools.partial(
             device.make_tables,
             agent,
@@ -131,7 +131,7 @@ class Engine:
         self._lags: list[np.ndarray] = []
         self._waiting_since: float | None = None
         self._wait_s = 0.0
-        self._num_calls = self._num_rows = 0
+        self._num_calls = self._num_rows = self._num_places = 0
         self.wake: Callable[[], None] = lambda: None
 
     @property
@@ -217,6 +217,7 @@ class Engine:
             actions = self._act(batch)
             self._num_calls += 1
             self._num_rows += num_rows
+            self._num_places += batch.size
             answers, begin = [], 0
             for request in requests:
                 end = begin + len(request.slot)
@@ -279,6 +280,20 @@ class Engine:
         """int64 [S], timesteps of each slot that could not be used so far."""
         return self._screen.counts.copy()
 
+    @property
+    def unusable_field(self) -> str:
+        """Of the latest of these, the field whose number was not finite."""
+        return self._screen.field
+
+    def gauges(self) -> dict[str, float]:
+        """How it is right now, from any thread."""
+        return {
+            "waiting_requests": len(self._pending) + len(self._inbox),
+            "finished_unrolls": self._slots.num_finished,
+            "live_slots": self.num_slots - self.num_free,
+            "free_slots": self.num_free,
+        }
+
     def publish(self, params: ActingParams, slot: np.ndarray) -> None:
         """What acting reads from now on, after an update from unrolls of slots [n]."""
         with self._lock:
@@ -324,9 +339,11 @@ class Engine:
                 "num_live_slots": int(self._slots.is_live.sum()),
                 "dropped_steps": self._slots.num_dropped,
                 "inference_batch": self._num_rows / max(self._num_calls, 1),
+                "inference_fill": self._num_rows / max(self._num_places, 1),
                 "inference_wait_s": self._wait_s,
             }
-            self._wait_s, self._num_calls, self._num_rows, self._slots.num_dropped = 0.0, 0, 0, 0
+            self._wait_s, self._num_calls, self._num_rows, self._num_places = 0.0, 0, 0, 0
+            self._slots.num_dropped = 0
         if len(episodes.slot):
             row["episode_return"] = float(episodes.returns.mean())
             row["episode_length"] = float(episodes.lengths.mean())

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerocopy_envs.types import StepType, TimeStep
+from zerocopy_envs.trees import named_leaves
+from zerocopy_envs.types import EnvironmentSpec, StepType, TimeStep
 from zerocopy_envs.usable import stand_in, usable
 from zerocopy_seed.remote.requests import Request
 
@@ -24,13 +25,17 @@ class Screen:
     """Of `num_slots` slots; all calls come from one thread.
 
     Args:
+      spec: of the environments.
       num_slots: S.
 
     Attributes:
+      field: of the latest of them, what was not finite.
       counts: int64 [S], timesteps that could not be used, ever; to be read from any thread.
     """
 
-    def __init__(self, num_slots: int):
+    def __init__(self, spec: EnvironmentSpec, num_slots: int):
+        self._paths = [path for path, _ in named_leaves(spec.observation)]
+        self.field = ""
         self._follows = np.zeros(num_slots, bool)  # the last timestep could not be used
         self._num_following = 0
         self.counts = np.zeros(num_slots, np.int64)
@@ -59,6 +64,8 @@ class Screen:
         self._follows[request.slot] = ~is_usable
         self._num_following = int(np.count_nonzero(self._follows))
         self.counts[request.slot[~is_usable]] += 1
+        if not is_usable.all():
+            self.field = self._field(request)
         request.shown = Shown(
             np.where(begins, np.int8(StepType.FIRST), shown.step_type),
             np.where(begins, np.float32(0), shown.reward),
@@ -67,6 +74,17 @@ class Screen:
         request.reward = np.where(is_usable, request.reward, np.float32(np.nan))
         request.leaves = shown.observation
         request.is_usual = False
+
+    def _field(self, request: Request) -> str:
+        if not usable(TimeStep(request.step_type, request.reward, request.discount, ()), np).all():
+            return "reward"
+        named = zip(self._paths, request.leaves, strict=True)
+        alone = request.reward * 0
+        return next(
+            path
+            for path, leaf in named
+            if not usable(TimeStep(request.step_type, alone, request.discount, leaf), np).all()
+        )
 
 
 def _is_usable(request: Request) -> bool:

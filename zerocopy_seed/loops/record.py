@@ -21,12 +21,12 @@ from zerocopy_seed.types import Agent, Counter
 DISPATCH_S = 0.3
 """How long a dispatch lasts, about: signals are heard and checkpoints made between two of them."""
 
-_LINES_PER_DOUBLING = 2000
+_LINES_PER_DOUBLING = 1000
 
 
 def line_spacing(env_steps: int, every: int) -> int:
     """env_steps from one line of metrics to the next: `every`, and twice as many whenever the run has become
-    twice as long as 2,000 such lines, so that what a run of any length writes stays small.
+    twice as long as 1,000 such lines, so that what a run of any length writes stays small.
     """
     return every << max(0, (env_steps // (_LINES_PER_DOUBLING * every)).bit_length() - 1)
 

@@ -15,7 +15,7 @@ from zerocopy_envs.wrappers import Vectorized
 from zerocopy_seed.agents import make_agent
 from zerocopy_seed.config import VTraceConfig
 from zerocopy_seed.loops.on_device import init_train_state, play
-from zerocopy_seed.ops.counters import as_int, make_counter
+from zerocopy_seed.ops.counters import as_int
 from zerocopy_seed.types import valid_transitions
 
 NUM_ENVS = 16
@@ -84,21 +84,13 @@ def test_on_the_device_nothing_comes_of_them(name, vtrace):
         np.testing.assert_allclose(learner.statistics.observation.mean[1].total, seen.mean(0), rtol=1e-5)
 
 
-def test_counts_go_on_past_what_32_bits_hold(vtrace):
-    play, learn, state = vtrace
+def test_episodes_go_on_past_what_32_bits_hold(vtrace):
+    play, _, state = vtrace
     environment = state.actor.env_state._replace(episode=jnp.full(NUM_ENVS, 2**31 - 2, jnp.int32))
-    learner = state.learner._replace(env_steps=make_counter(2**32 - 3), num_updates=make_counter(2**31 - 2))
-    state = state._replace(learner=learner, actor=state.actor._replace(env_state=environment))
-    num_valid = 0
+    state = state._replace(actor=state.actor._replace(env_state=environment))
     for _ in range(4):
         state, trajectory, _ = play(state)
-        learner, metrics = learn(state.learner, trajectory)
-        state = state._replace(learner=learner)
-        num_valid += int(valid_transitions(trajectory.timestep.step_type).sum())
-        assert metrics["learning_rate"] == np.float32(VTRACE.learning_rate)
-    assert as_int(learner.env_steps) == 2**32 - 3 + num_valid
-    assert as_int(learner.num_updates) == 2**31 + 2
-    assert (state.actor.env_state.episode < 0).any()  # and it is a number to draw a key by, no more
+    assert (state.actor.env_state.episode < 0).any()  # a number to draw keys by, no more
     assert len(np.unique(trajectory.timestep.observation["seen"][..., 1])) > 2
 
 

@@ -21,7 +21,7 @@ LAYERS = (
     ("summary",),
     ("checkpoint", "experience", "plotting", "progress"),
     ("curves",),
-    ("manifest", "metrics"),
+    ("journal", "manifest", "metrics", "metrics_page"),
     ("events",),
     ("files", "leaves"),
     ("remote",),
@@ -71,6 +71,8 @@ JAX_FREE = {
     "zerocopy_seed.experience",
     "zerocopy_seed.extras",
     "zerocopy_seed.files",
+    "zerocopy_seed.journal",
+    "zerocopy_seed.metrics_page",
     "zerocopy_seed.plotting",
     "zerocopy_seed.replay_layout",
     "zerocopy_seed.types",
@@ -105,6 +107,7 @@ JAX_FREE = {
     "zerocopy_envs.testing",
     "zerocopy_envs.trees",
     "zerocopy_envs.types",
+    "zerocopy_envs.usable",
 }
 WITH_JAX = {
     "zerocopy_envs.host_adapter",  # the host contract around a JAX environment

@@ -249,6 +249,10 @@ class MetricsConfig:
     """env_steps between lines of metrics.jsonl."""
     tensorboard: bool = True
     """Write TensorBoard events too."""
+    port: Natural = 0
+    """Port of a page for Prometheus (`/metrics`); 0 serves none."""
+    host: str = "127.0.0.1"
+    """Address that the page is served at; it is neither encrypted nor secret to whoever reaches it."""
 
 
 @dataclasses.dataclass(frozen=True)

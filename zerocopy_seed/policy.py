@@ -14,6 +14,7 @@ import numpy as np
 from zerocopy_envs.errors import UserError
 from zerocopy_envs.trees import named_leaves
 from zerocopy_envs.types import EnvironmentSpec, TimeStep
+from zerocopy_envs.usable import stand_in, usable
 from zerocopy_seed.keys import Stream, slot_keys
 from zerocopy_seed.loops.run_checkpoint import restore_acting
 from zerocopy_seed.types import AgentState, Array, Mode
@@ -53,6 +54,7 @@ def load_policy(run_dir: str | pathlib.Path, *, step: int | None = None) -> Poli
 
     @jax.jit
     def act(params: Any, timestep: TimeStep, state: AgentState) -> tuple[Array, AgentState]:
+        timestep = stand_in(timestep, usable(timestep, jnp), jnp)  # NaN would stay in the core
         action, _, state = agent.act(params, state, timestep, Mode.EVALUATE)
         return action, state
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from zerocopy_envs.types import EnvState, TimeStep
+from zerocopy_envs.usable import stand_in, usable
 from zerocopy_seed.types import ActingParams, AgentState, Array, Key, Mode, Trajectory
 
 
@@ -46,7 +47,9 @@ def begin(
       slots: [B] int32.
     """
     env_state, timestep = reset(environment_keys)
-    return ActorState(initial_state(agent_keys, slots), env_state, timestep, jnp.zeros(slots.shape, bool))
+    return ActorState(
+        initial_state(agent_keys, slots), env_state, _stand_in(timestep), jnp.zeros(slots.shape, bool)
+    )
 
 
 def unroll(
@@ -63,7 +66,8 @@ def unroll(
 
     Args:
       act: `Agent.act`.
-      step: (env_state, actions [B]) -> env_state, TimeStep [B]; resets by itself after a LAST.
+      step: (env_state, actions [B]) -> env_state, TimeStep [B]; resets by itself after a LAST, and after a
+        timestep that cannot be used, whose stand-in is in the trajectory.
       params: what acting reads.
       state: where the previous unroll ended.
       slots: [B] int32.
@@ -78,7 +82,7 @@ def unroll(
         agent_state, env_state, timestep = carry
         action, actor_output, agent_state = act(params, agent_state, timestep, mode)
         env_state, next_timestep = step(env_state, action)
-        return (agent_state, env_state, next_timestep), (timestep, action, actor_output)
+        return (agent_state, env_state, _stand_in(next_timestep)), (timestep, action, actor_output)
 
     carry = (state.agent, state.env_state, state.timestep)
     carry, (timesteps, actions, actor_outputs) = lax.scan(one_step, carry, None, length=length)
@@ -93,3 +97,7 @@ def unroll(
         continues=state.continues,
     )
     return end, trajectory
+
+
+def _stand_in(timestep: TimeStep) -> TimeStep:
+    return stand_in(timestep, usable(timestep, jnp), jnp)

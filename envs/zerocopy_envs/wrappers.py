@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from zerocopy_envs.types import Array, Environment, EnvironmentSpec, EnvState, Key, StepType, TimeStep
+from zerocopy_envs.usable import usable
 
 
 class VectorState(NamedTuple):
@@ -17,7 +18,7 @@ class VectorState(NamedTuple):
       environment: the environment's own state, leaves [B, ...].
       key: [B] typed keys, each slot's own; never changes.
       episode: [B] int32, episodes begun in this slot before the current one.
-      ended: [B] bool, the last timestep was LAST.
+      ended: [B] bool, the last timestep was LAST, or could not be used.
     """
 
     environment: EnvState
@@ -28,6 +29,8 @@ class VectorState(NamedTuple):
 
 class Vectorized:
     """Steps B copies of an environment and resets each on the step after its LAST, which ignores its action.
+
+    A timestep that cannot be used (`zerocopy_envs.usable`) is returned as it is, and ends its episode too.
 
     Episode n of a slot starts from `episode_key(key, n)` of the slot's own key, so every episode is fresh
     and no slot depends on another. Resets are computed only in steps where some slot needs one (under
@@ -90,7 +93,9 @@ class Vectorized:
             inner, timestep = jax.lax.cond(
                 jnp.any(state.ended), with_resets, lambda stepped: stepped, stepped
             )
-        return VectorState(inner, state.key, episode, timestep.step_type == StepType.LAST), timestep
+        # A simulator that has once returned NaN goes on so, perhaps for ever: its slot begins anew.
+        ended = (timestep.step_type == StepType.LAST) | ~usable(timestep, jnp)
+        return VectorState(inner, state.key, episode, ended), timestep
 
     def _reset_some(self, keys: Key, episode: Array, ended: Array, stepped: Any) -> Any:
         """`stepped` with the slots that ended reset, as many at a time as the environment says."""

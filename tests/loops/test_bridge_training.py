@@ -1,17 +1,22 @@
 """`train` where environments step in actor processes: real processes, real sockets, real signals."""
 
+import contextlib
 import dataclasses
 import json
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
+import urllib.request
 
 import jax
 import numpy as np
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from small_runs import LSTM, MLP, R2D2
 
 from zerocopy_envs.errors import UserError
@@ -56,10 +61,48 @@ def test_a_run_with_local_actors_is_a_run_like_any_other(tmp_path, capfd):
     assert result.env_steps == rows[-1]["env_steps"]
 
     address = json.loads((run_dir / "bridge.json").read_text())["address"]
-    assert train(dataclasses.replace(CARTPOLE, total_env_steps=300), run_dir, resume=True) == 0
+    longer = dataclasses.replace(CARTPOLE, total_env_steps=300)
+    with reading_the_page() as (port, pages):
+        metrics = dataclasses.replace(longer.metrics, port=port)
+        assert train(dataclasses.replace(longer, metrics=metrics), run_dir, resume=True) == 0
     assert read_metrics(run_dir)[-1]["env_steps"] >= 300
     assert json.loads((run_dir / "bridge.json").read_text())["address"] == address
     assert address in capfd.readouterr().out
+    families = [family.name for page in pages for family in text_string_to_metric_families(page)]
+    assert {"zerocopy_seed_actors", "zerocopy_seed_waiting_requests"} <= {*families}
+
+    events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+    assert {event["run_id"] for event in events} == {(run_dir / "run_id").read_text().strip()}
+    assert all("time" in event for event in events)
+    kinds = [event["event"] for event in events]
+    assert kinds.count("training") == kinds.count("ended") == kinds.count("checkpoint_saved") == 2
+    assert kinds.count("resumed") == 1 and kinds.count("actor_joined") == 4
+    joined = [event["slots"] for event in events if event["event"] == "actor_joined"]
+    assert sorted(joined) == ["0-1", "0-1", "2-3", "2-3"]
+
+
+@contextlib.contextmanager
+def reading_the_page():
+    """A free port, and what can be read there meanwhile, over and over."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    pages, is_over = [], threading.Event()
+
+    def read():
+        while not is_over.wait(0.02):
+            with (
+                contextlib.suppress(OSError),
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as page,
+            ):
+                pages.append(page.read().decode())
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        yield port, pages
+    finally:
+        is_over.set()
+        reader.join()
 
 
 @pytest.mark.parametrize(

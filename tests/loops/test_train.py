@@ -291,7 +291,7 @@ def test_counters_go_on_past_32_bits(run_dir, tmp_path, begin):
     assert begin < rows[0]["env_steps"] and rows[-1]["env_steps"] >= begin + 300
     for earlier, later in zip([{"env_steps": begin, "num_updates": begin - 5}, *rows], rows, strict=False):
         updates = later["num_updates"] - earlier["num_updates"]
-        assert 0 < updates < 10
+        assert 0 < updates < 40  # a run so long has few lines
         assert 0 < later["env_steps"] - earlier["env_steps"] <= updates * STEPS_PER_UPDATE
         assert later["env_steps_per_s"] > 0
     step, state = read_checkpoint(config, tmp_path)

@@ -55,3 +55,23 @@ def test_a_stream_that_has_ended_takes_messages_and_forgets_them():
         assert context.begun == [b"1"]
 
     asyncio.run(run())
+
+
+def test_a_stream_ends_after_its_last_write_unless_nobody_reads(monkeypatch):
+    monkeypatch.setattr("zerocopy_seed.remote.outbox._FINISH_WITHIN_S", 0.05)
+
+    async def run():
+        context: Any = Context()
+        outbox = Outbox(context)
+        await outbox.finish()  # nothing is being written
+        outbox.put(b"1")
+        finished = asyncio.ensure_future(outbox.finish())
+        await asyncio.sleep(0)
+        assert not finished.done()
+        context.ends[0].set_result(None)
+        await asyncio.wait_for(finished, 1)
+        outbox.put(b"2")
+        await asyncio.wait_for(outbox.finish(), 1)
+        assert not context.ends[1].done()
+
+    asyncio.run(run())

@@ -261,3 +261,14 @@ def test_who_joins_while_an_update_is_under_way_waits_for_it():
     slots.version += 1
     slots.learned(taken.slot)
     assert slots.may_begin(joined, 0)
+
+
+def test_versions_past_2_to_the_31():
+    slots = Slots(1, 2, max_lag=np.inf, distinct=False)
+    slot = slots.open(1)
+    slots.version = 2**31 - 1
+    for step_type in (0, 1, 1):
+        slots.note(slot, np.array([step_type], np.int8), np.zeros(1, np.float32))
+        slots.begin_rows(slot)
+    slots.version += 5
+    np.testing.assert_array_equal(slots.take(1).lag, [5])

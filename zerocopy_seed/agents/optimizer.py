@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 import optax
 
+from zerocopy_envs.usable import is_stand_in
 from zerocopy_seed.config import LearningConfig
 from zerocopy_seed.config_sweep import learning_settings
 from zerocopy_seed.ops import counters
-from zerocopy_seed.types import Array, Counter
+from zerocopy_seed.ops.collectives import sum_over_devices
+from zerocopy_seed.types import Array, Counter, Trajectory
 
 
 def float_settings(config: LearningConfig) -> dict[str, Array]:
@@ -42,3 +45,31 @@ def make_optimizer(
     return optax.chain(
         optax.clip_by_global_norm(settings["max_grad_norm"]), scale, optax.scale(-learning_rate)
     )
+
+
+def apply_gradients(
+    optimizer: optax.GradientTransformation, grads: Any, params: Any, opt_state: Any
+) -> tuple[Any, Any, dict[str, Array]]:
+    """One step of `optimizer`; where gradients or their norm are not finite nothing changes.
+
+    Returns:
+      Parameters, the optimiser's state, and the metrics `grad_norm` and `num_skipped_updates` (0 or 1).
+    """
+    updates, new_opt_state = optimizer.update(grads, opt_state, params)
+    grad_norm = optax.tree.norm(grads)
+    applied = choose(
+        jnp.isfinite(grad_norm), (optax.apply_updates(params, updates), new_opt_state), (params, opt_state)
+    )
+    is_skipped = 1.0 - jnp.isfinite(grad_norm).astype(jnp.float32)
+    return *applied, {"grad_norm": grad_norm, "num_skipped_updates": is_skipped}
+
+
+def choose(condition: Array, chosen: Any, other: Any) -> Any:
+    """One of two pytrees, by a scalar: no branch, since under vmap one becomes a choice anyway."""
+    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), chosen, other)
+
+
+def count_stand_ins(trajectory: Trajectory, axis_name: str | None) -> Array:
+    """Rows of all devices' unrolls, after the first, that stand in for timesteps that could not be used."""
+    arrived = jax.tree.map(lambda x: x[1:], trajectory.timestep._replace(observation=()))
+    return sum_over_devices(is_stand_in(arrived).sum(dtype=jnp.float32), axis_name)

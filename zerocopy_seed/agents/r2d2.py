@@ -7,14 +7,20 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax import linen as nn
 from jax import lax
 
 from zerocopy_envs.errors import UserError
 from zerocopy_envs.types import DiscreteAction, EnvironmentSpec, MultiDiscreteAction, TimeStep
 from zerocopy_seed import replay as replays
-from zerocopy_seed.agents.optimizer import decayed_learning_rate, float_settings, make_optimizer
+from zerocopy_seed.agents.optimizer import (
+    apply_gradients,
+    choose,
+    count_stand_ins,
+    decayed_learning_rate,
+    float_settings,
+    make_optimizer,
+)
 from zerocopy_seed.agents.r2d2_loss import initial_mass, q_values, window_loss
 from zerocopy_seed.config import R2D2Config
 from zerocopy_seed.ops import counters
@@ -195,17 +201,14 @@ def make_r2d2_agent(
             )
             grads, (mass, metrics) = jax.grad(loss, has_aux=True)(local_copy(params, axis_name))
             grads, metrics = sum_over_devices((grads, metrics), axis_name)
-            updates, new_opt_state = optimizer.update(grads, opt_state, params)
-            new_params = optax.apply_updates(params, updates)
+            new_params, new_opt_state, applied = apply_gradients(optimizer, grads, params, opt_state)
             copied = target.age + 1 >= config.target_update_period
             new_target = Target(
-                _choose(copied, new_params, target.params), jnp.where(copied, 0, target.age + 1)
+                choose(copied, new_params, target.params), jnp.where(copied, 0, target.age + 1)
             )
-            # A choice, no branch: under vmap a branch becomes one anyway, and nothing large is chosen.
-            learned = _choose(ready, (new_params, new_opt_state, new_target), (params, opt_state, target))
+            learned = choose(ready, (new_params, new_opt_state, new_target), (params, opt_state, target))
             masses = replays.set_masses(replay_now, draw, mass, ready).masses
-            metrics["grad_norm"] = optax.tree.norm(grads)
-            return (*learned, masses), metrics
+            return (*learned, masses), metrics | applied
 
         next_key, sample_key = jax.random.split(state.key)
         uniforms = _shard_uniforms(sample_key, replay)
@@ -214,6 +217,8 @@ def make_r2d2_agent(
         )
         metrics = {name: jnp.where(ready, rows.mean(0), 0.0) for name, rows in metrics.items()}
         metrics["learning_rate"] = learning_rate
+        metrics["num_skipped_updates"] *= config.updates_per_insert
+        metrics["num_unusable_rows"] = count_stand_ins(trajectory, axis_name)
         metrics["replay_sequences"] = num_stored.astype(jnp.float32)
         return state._replace(
             params=params,
@@ -239,7 +244,3 @@ def make_r2d2_agent(
         return state._replace(params=params.network, target=target, statistics=params.statistics)
 
     return Agent(init, acting, initial_state, act, learn, store, begin_from)
-
-
-def _choose(condition: Array, chosen: Any, other: Any) -> Any:
-    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), chosen, other)

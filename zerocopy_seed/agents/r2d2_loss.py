@@ -133,4 +133,5 @@ def _mass(config: R2D2Config, td_errors: Array, trained: Array, settings: dict[s
     if config.sampling == "uniform":
         return trained.any(0).astype(jnp.float32)
     priority = sequence_priority(td_errors, trained, eta=settings["priority_eta"])
-    return jnp.where(priority > 0.0, priority ** settings["priority_exponent"], 0.0)
+    mass = jnp.where(priority > 0.0, priority ** settings["priority_exponent"], 0.0)
+    return jnp.where(jnp.isfinite(mass), mass, 0.0)  # what overflows is not drawn again

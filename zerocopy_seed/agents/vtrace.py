@@ -7,14 +7,19 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax import linen as nn
 from jax import lax
 
 from zerocopy_envs.types import EnvironmentSpec, TimeStep
 from zerocopy_seed.agents.minibatch import scan_minibatches, sum_gradients
 from zerocopy_seed.agents.normalization import make_normalizer
-from zerocopy_seed.agents.optimizer import decayed_learning_rate, float_settings, make_optimizer
+from zerocopy_seed.agents.optimizer import (
+    apply_gradients,
+    count_stand_ins,
+    decayed_learning_rate,
+    float_settings,
+    make_optimizer,
+)
 from zerocopy_seed.config import VTraceConfig
 from zerocopy_seed.ops import counters
 from zerocopy_seed.ops.collectives import local_copy, sum_over_devices
@@ -243,9 +248,8 @@ def make_vtrace_agent(
             local_params = local_copy(params, axis_name)
             grads, metrics = sum_gradients(gradients, local_params, batch, max_rows=max_rows)
             grads, metrics = sum_over_devices((grads, metrics), axis_name)
-            updates, opt_state = optimizer.update(grads, opt_state, params)
-            metrics["grad_norm"] = optax.tree.norm(grads)
-            return (optax.apply_updates(params, updates), opt_state), metrics
+            params, opt_state, applied = apply_gradients(optimizer, grads, params, opt_state)
+            return (params, opt_state), metrics | applied
 
         next_key, shuffle_key = jax.random.split(state.key)
         (params, opt_state), metrics = scan_minibatches(
@@ -259,6 +263,8 @@ def make_vtrace_agent(
             axis_name=axis_name,
         )
         metrics["learning_rate"] = learning_rate
+        metrics["num_skipped_updates"] *= config.num_passes * config.num_minibatches
+        metrics["num_unusable_rows"] = count_stand_ins(trajectory, axis_name)
         for source in (DEVICE, ACTORS) if num_on_device is not None else ():
             share = jnp.maximum(
                 metrics.pop(f"{source}_share"), 1e-9

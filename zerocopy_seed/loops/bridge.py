@@ -83,7 +83,9 @@ def bridge_program(
             actors.is_run_over(as_int(learner.env_steps) >= config.total_env_steps)
             return state._replace(learner=learner), window
 
-        yield Program(agent, dispatch, names, lambda row: row | actors.figures(), actors.failure)
+        yield Program(
+            agent, dispatch, names, lambda row: row | actors.figures(), actors.failure, actors.gauges
+        )
 
 
 def _compile(agent: Agent, learner: LearnerState, trajectory: Trajectory) -> tuple[Any, Any, tuple[str, ...]]:

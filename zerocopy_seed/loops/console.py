@@ -1,14 +1,28 @@
-"""What a run says: lines on stdout, and on stderr what is wrong."""
+"""What a run says: lines on stdout, on stderr what is wrong, and both as events in its journal."""
 
 from __future__ import annotations
 
 import contextlib
 import pathlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from zerocopy_seed.checkpoint import CheckpointError
+from zerocopy_seed.journal import FILE_NAME, Journal
+
+_journal: Journal | None = None  # like stdout and stderr, the process's
+
+
+@contextlib.contextmanager
+def keep_journal(run_dir: pathlib.Path, run_id: str) -> Iterator[None]:
+    """From its beginning to its end, what is noted and complained about is in the journal of `run_dir`."""
+    global _journal
+    with Journal(run_dir / FILE_NAME, run_id) as _journal:
+        try:
+            yield
+        finally:
+            _journal = None
 
 
 def say(line: str) -> None:
@@ -17,10 +31,23 @@ def say(line: str) -> None:
         print(line, flush=True)
 
 
+def note(event: str, line: str, **fields: Any) -> bool:
+    """Writes an event into the journal, if one is kept; False if it was held back: too many of its kind."""
+    return _journal is None or _journal.note(event, line, **fields)
+
+
 def complain(line: str) -> None:
-    """Prints a line on stderr likewise."""
-    with contextlib.suppress(OSError):
-        print(line, file=sys.stderr, flush=True)
+    """Prints a line on stderr likewise; in the journal it is a `warning`."""
+    note("warning", line)
+    _print_error(line)
+
+
+def report(event: str, line: str, **fields: Any) -> bool:
+    """An event that people should see: noted, and printed on stderr unless it was held back; which it was."""
+    is_written = note(event, line, **fields)
+    if is_written:
+        _print_error(line)
+    return is_written
 
 
 def attempt(action: Callable[..., None], *arguments: Any) -> bool:
@@ -39,3 +66,8 @@ def draw(plot: Callable[..., None], subject: Any, path: pathlib.Path) -> None:
         plot(subject, path)
     except Exception as error:
         complain(f"{path}: not drawn: {error}")
+
+
+def _print_error(line: str) -> None:
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr, flush=True)

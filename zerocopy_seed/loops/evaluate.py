@@ -140,10 +140,13 @@ def make_evaluator(
         returns: list[list[float]] = [[] for _ in range(num_slots)]
         lengths: list[list[int]] = [[] for _ in range(num_slots)]
         state, tracker = begin(np.uint32(seed))
+        num_rows = 0
         while min(map(len, returns)) < per_slot:
             between()
             state, tracker, finished = play(params, state, tracker)
-            if int(tracker.length.max()) > max_length:
+            num_rows += _CHUNK
+            # One that NaN cuts short again and again (see `Vectorized`) never ends either.
+            if int(tracker.length.max()) > max_length or num_rows > per_slot * (max_length + 1) + _CHUNK:
                 raise UserError(
                     "evaluate",
                     expected=f"episodes of at most {max_length:,} steps",

@@ -13,6 +13,7 @@ import numpy as np
 
 from zerocopy_envs.errors import UserError
 from zerocopy_envs.types import HostEnvironment, StepType, TimeStep
+from zerocopy_envs.usable import stand_in, usable
 from zerocopy_seed.keys import Stream, as_seeds, slot_keys
 from zerocopy_seed.types import ActingParams, Agent, AgentState, Array, Mode
 
@@ -45,6 +46,7 @@ def play(
 
     @jax.jit
     def act(params: Any, state: AgentState, timestep: TimeStep, arrived: Array) -> tuple[Array, AgentState]:
+        timestep = stand_in(timestep, usable(timestep, jnp), jnp)
         action, _, acted = agent.act(params, state, timestep, Mode.EVALUATE)
 
         def keep(new: Array, old: Array) -> Array:

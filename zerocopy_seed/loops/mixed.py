@@ -140,7 +140,7 @@ def mixed_program(
         def figures(row: dict[str, Any]) -> dict[str, Any]:
             return _merge_episodes(row, actors.figures())
 
-        yield Program(agent, dispatch, names, figures, actors.failure)
+        yield Program(agent, dispatch, names, figures, actors.failure, actors.gauges)
 
 
 def _compile(

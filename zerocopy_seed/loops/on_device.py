@@ -62,6 +62,7 @@ class Program(NamedTuple):
       metric_names: of the metrics in its windows.
       figures: a line of metrics -> the same with what else there is to say, since the last one.
       failure: why it cannot go on, in one line; "" as long as it can.
+      gauges: what is so right now, for the metrics page; from any thread.
     """
 
     agent: Agent
@@ -69,6 +70,7 @@ class Program(NamedTuple):
     metric_names: tuple[str, ...]
     figures: Callable[[dict[str, Any]], dict[str, Any]] = dict
     failure: Callable[[], str] = str
+    gauges: Callable[[], dict[str, float]] = dict
 
 
 Counts = tuple[Array, Array, Array]  # of `sum_episodes`

@@ -10,15 +10,25 @@ import numpy as np
 
 from zerocopy_seed.checkpoint import Checkpointer, CheckpointError
 from zerocopy_seed.config import Config
-from zerocopy_seed.loops.console import complain
+from zerocopy_seed.loops.console import complain, note, report
 from zerocopy_seed.loops.on_device import TrainState, Window
 from zerocopy_seed.loops.run_checkpoint import checkpoint_items
 from zerocopy_seed.metrics import MetricsWriter
+from zerocopy_seed.metrics_page import MetricsPage
 from zerocopy_seed.ops.counters import as_int
 from zerocopy_seed.types import Agent, Counter
 
 DISPATCH_S = 0.3
 """How long a dispatch lasts, about: signals are heard and checkpoints made between two of them."""
+
+_LINES_PER_DOUBLING = 1000
+
+
+def line_spacing(env_steps: int, every: int) -> int:
+    """env_steps from one line of metrics to the next: `every`, and twice as many whenever the run has become
+    twice as long as 1,000 such lines, so that what a run of any length writes stays small.
+    """
+    return every << max(0, (env_steps // (_LINES_PER_DOUBLING * every)).bit_length() - 1)
 
 
 class RunRecord:
@@ -33,6 +43,7 @@ class RunRecord:
       resumed_at: the checkpoint that it goes on from, if any.
       save_replay: whether checkpoints hold the replay.
       name: what is said of it begins so, where it is one of several.
+      page: shows its lines too.
     """
 
     def __init__(
@@ -46,6 +57,7 @@ class RunRecord:
         resumed_at: int | None,
         save_replay: bool,
         name: str = "",
+        page: MetricsPage | None = None,
     ):
         self._agent, self._saves, self._metrics = agent, saves, metrics
         self._save_replay, self._name, self._resumed_at = save_replay, name, resumed_at
@@ -57,7 +69,9 @@ class RunRecord:
         self._line_at = self._saved_at = time.monotonic()
         self._diverged = False
         self._is_saving = self._is_failing = False
-        self._num_failed_saves = 0
+        self._num_saves = self._num_failed_saves = 0
+        self._environment, self._page = config.env.name, page
+        self._num_unusable = self._num_skipped = 0  # not yet said
 
     @property
     def is_finished(self) -> bool:
@@ -88,9 +102,13 @@ class RunRecord:
         if not self._saves.is_saving:
             self.wait()
         row["env_steps_per_s"] = (self.env_steps - self._line_env_steps) / (now - self._line_at)
+        row["num_saves"] = self._num_saves
         row["num_failed_saves"] = self._num_failed_saves
         row["num_lost_lines"] = self._metrics.num_lost_lines
         self._metrics.write(row)
+        if self._page is not None:
+            self._page.update(row, self._name)
+        self._say_what_was_left_out(row)
         self._diverged = warn_once_diverged(row, self._diverged, self._name)
         self._next_line = self._line_after(self.env_steps)
         self._line_at, self._line_env_steps = now, self.env_steps
@@ -123,26 +141,54 @@ class RunRecord:
         except CheckpointError as error:
             self._failed(error)
             return False
+        if was_saving:
+            self._num_saves += 1
+            note("checkpoint_saved", f"{self._subject}checkpoint saved", num_saves=self._num_saves)
         if was_saving and self._is_failing:
             self._is_failing = False
-            subject = f"{self._name}: " if self._name else ""
-            complain(f"{subject}checkpoints are saved again, after {self._num_failed_saves} that were not")
+            complain(
+                f"{self._subject}checkpoints are saved again, after {self._num_failed_saves} that were not"
+            )
         return True
 
     def _failed(self, error: CheckpointError) -> None:
         self._num_failed_saves += 1
-        if not self._is_failing:
-            complain(str(error))
+        if self._is_failing:
+            note("checkpoint_failed", f"{self._subject}{error}", env_steps=self.env_steps)
+        else:
+            report("checkpoint_failed", str(error), env_steps=self.env_steps)
         self._is_failing = True
 
+    def _say_what_was_left_out(self, row: dict[str, Any]) -> None:
+        self._num_unusable += row.get("num_unusable_rows", 0)
+        self._num_skipped += row.get("num_skipped_updates", 0)
+        at = f"at {self.env_steps:,} env_steps"
+        if self._num_unusable:
+            count, said = self._num_unusable, "could not be used: numbers that are not finite"
+            line = f"{self._subject}{self._environment}: {count:,} timesteps {said}, {at}"
+            fields = {"num_rows": count, "environment": self._environment, "env_steps": self.env_steps}
+            self._num_unusable *= not report("unusable_rows", line, **fields)
+        if self._num_skipped:
+            count, said = self._num_skipped, "left out: gradients that are not finite"
+            line = f"{self._subject}{count:,} steps of the optimiser {said}, {at}"
+            fields = {"num_skipped": count, "env_steps": self.env_steps}
+            self._num_skipped *= not report("skipped_updates", line, **fields)
+
+    @property
+    def _subject(self) -> str:
+        return f"{self._name}: " if self._name else ""
+
     def _line_after(self, env_steps: int) -> int:
-        return (env_steps // self._line_every + 1) * self._line_every
+        spacing = line_spacing(env_steps, self._line_every)
+        return (env_steps // spacing + 1) * spacing
 
 
 def metrics_row(
     env_steps: Counter, num_updates: Counter, window: Window, names: tuple[str, ...]
 ) -> dict[str, Any]:
     """A line of metrics.jsonl: counters, means over the window's updates, and episode figures if any.
+
+    Metrics called `num_*` are summed.
 
     Args:
       env_steps: of the run.
@@ -161,8 +207,12 @@ def metrics_row(
         row["episode_length"] = as_int(episodes.length_sum) / num_episodes
     if not int(window.num_updates):
         return row
-    means = np.asarray(window.metric_sums.total) / int(window.num_updates)
-    return row | dict(zip(names, means.tolist(), strict=True))
+    sums = np.asarray(window.metric_sums.total).tolist()
+    num_updates = int(window.num_updates)
+    return row | {
+        name: round(total) if name.startswith("num_") else total / num_updates
+        for name, total in zip(names, sums, strict=True)
+    }
 
 
 def warn_once_diverged(row: dict[str, Any], warned: bool, name: str = "") -> bool:
@@ -172,7 +222,7 @@ def warn_once_diverged(row: dict[str, Any], warned: bool, name: str = "") -> boo
         subject = f"{name}: " if name else ""
         complain(
             f"{subject}{', '.join(broken)}: not finite at {row['env_steps']:,} env_steps; "
-            "the run has diverged, or its environment returns such numbers; checkpoints before this are the "
-            "last good ones"
+            "updates of such numbers are left out (num_skipped_updates); if there are many, the run has "
+            "diverged, or its environment returns numbers that are far too large"
         )
     return warned or bool(broken)

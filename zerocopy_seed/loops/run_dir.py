@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
+import secrets
 
 from zerocopy_envs.errors import UserError
 from zerocopy_seed.config import Config
 from zerocopy_seed.config_file import RUN_CONFIG, dump_config, load_run_config, refuse_changed_mathematics
 from zerocopy_seed.files import replace_text
+
+_RUN_ID = "run_id"
 
 
 def check_run_dir(config: Config, run_dir: pathlib.Path, resume: bool) -> None:
@@ -42,6 +46,31 @@ def make_run_dir(run_dir: pathlib.Path) -> None:
         raise _not_writable(run_dir, error) from error
 
 
+def run_identity(run_dir: pathlib.Path) -> str:
+    """The run's own name, which every start of it goes by: made once, and kept in its directory.
+
+    Raises:
+      UserError: it cannot be written.
+    """
+    path = run_dir / _RUN_ID
+    try:
+        if path.exists() and (found := path.read_text(encoding="utf-8").strip()):
+            return found
+        made = _of_bridge(run_dir) or secrets.token_hex(8)
+        replace_text(path, f"{made}\n")
+    except (OSError, ValueError) as error:
+        raise _not_writable(run_dir, error) from error
+    return made
+
+
+def _of_bridge(run_dir: pathlib.Path) -> str:
+    """The identity that a run with actors kept elsewhere; "" of another."""
+    try:
+        return str(json.loads((run_dir / "bridge.json").read_text(encoding="utf-8"))["run_id"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
 def write_config(config: Config, run_dir: pathlib.Path) -> None:
     """Atomically: a kill while a run is resumed must not cost its configuration.
 
@@ -54,9 +83,9 @@ def write_config(config: Config, run_dir: pathlib.Path) -> None:
         raise _not_writable(run_dir, error) from error
 
 
-def _not_writable(run_dir: pathlib.Path, error: OSError) -> UserError:
+def _not_writable(run_dir: pathlib.Path, error: OSError | ValueError) -> UserError:
     return UserError(
         f"--run-dir {run_dir}",
         expected="a directory that can be made or written",
-        found=error.strerror or str(error),
+        found=getattr(error, "strerror", None) or str(error),
     )

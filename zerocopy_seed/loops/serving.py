@@ -6,7 +6,6 @@ import contextlib
 import functools
 import json
 import pathlib
-import secrets
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -14,16 +13,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from zerocopy_envs.errors import UserError
 from zerocopy_envs.types import EnvironmentSpec
 from zerocopy_seed.config import BridgeConfig, Config
 from zerocopy_seed.files import replace_text
+from zerocopy_seed.loops.console import note, report
 from zerocopy_seed.loops.local_actors import LocalActors, deal_environments
+from zerocopy_seed.loops.run_dir import run_identity
 from zerocopy_seed.ops.counters import as_int
 from zerocopy_seed.remote.access import read_access
 from zerocopy_seed.remote.addresses import parse_address, require_free
-from zerocopy_seed.remote.bridge import RunDescription
+from zerocopy_seed.remote.bridge import RunDescription, show_slots
 from zerocopy_seed.remote.engine import Engine, Round
 from zerocopy_seed.remote.server import Server
 from zerocopy_seed.remote.slots import num_unrolls
@@ -103,6 +105,7 @@ class Actors:
         self._engine, self._server, self._local, self._warn = engine, server, local, warn
         self._quiet_since, self._warn_after_s = time.monotonic(), _NO_ACTORS_S
         self._failed = ""
+        self._num_unusable = engine.num_unusable()
 
     def take(self, timeout: float, *, partial: bool = False) -> Round | None:
         """See `Engine.take`; warns now and then while there are no actors."""
@@ -115,8 +118,11 @@ class Actors:
         return taken
 
     def check(self) -> None:
-        """Starts local ones anew that have ended; now and then."""
+        """Starts local ones anew that have ended, and says what has happened to actors; now and then."""
         self._failed = self._failed or self._local.check()
+        for event, line, fields in self._server.bridge.take_events():
+            (report if event == "actor_lost" else note)(event, line, **fields)
+        self._name_unusable()
 
     def failure(self) -> str:
         """Why there can be no more of them, in one line; "" as long as there can."""
@@ -131,6 +137,28 @@ class Actors:
         bridge = self._server.bridge
         counts = {"num_actors": bridge.num_actors, "num_lost_actors": bridge.num_lost}
         return self._engine.figures() | counts
+
+    def gauges(self) -> dict[str, float]:
+        """How it is right now, for the metrics page; from any thread."""
+        bridge = self._server.bridge
+        return self._engine.gauges() | {
+            'actors{state="acting"}': bridge.num_actors,
+            'actors{state="joining"}': bridge.num_joining,
+        }
+
+    def _name_unusable(self) -> None:
+        """Says whose timesteps could not be used, since it was said last."""
+        counts = self._engine.num_unusable()
+        new = counts - self._num_unusable
+        for actor, slots in self._server.bridge.actors_of(np.flatnonzero(new)).items():
+            total = int(new[slots].sum())
+            line = (
+                f"actor {actor}: {total:,} timesteps could not be used: numbers that are not finite, "
+                f"of slots {show_slots(slots)}, in {self._engine.unusable_field}"
+            )
+            fields = {"actor": actor, "slots": show_slots(slots), "num_rows": total}
+            if report("unusable_rows_of_actor", line, field=self._engine.unusable_field, **fields):
+                self._num_unusable[slots] = counts[slots]
 
 
 @contextlib.contextmanager
@@ -203,7 +231,7 @@ def _read_run_file(
     """The run's identity, and where to listen: a resumed run takes the port that it had been given."""
     path = run_dir / _RUN_FILE
     if not path.exists():
-        return secrets.token_hex(8), bridge.address
+        return run_identity(run_dir), bridge.address
     try:
         saved = json.loads(path.read_text())
         run_id, address = str(saved["run_id"]), str(saved["address"])

@@ -18,7 +18,7 @@ from zerocopy_seed.config import Config
 from zerocopy_seed.config_sweep import has_members
 from zerocopy_seed.loops.compile_cache import use_compile_cache
 from zerocopy_seed.loops.compiling import compile_once
-from zerocopy_seed.loops.console import complain, draw, say
+from zerocopy_seed.loops.console import complain, draw, keep_journal, note, say
 from zerocopy_seed.loops.evaluation import Evaluation, evaluate_while_training
 from zerocopy_seed.loops.memory import check_memory
 from zerocopy_seed.loops.on_device import (
@@ -32,12 +32,13 @@ from zerocopy_seed.loops.profiling import with_profile
 from zerocopy_seed.loops.record import DISPATCH_S, RunRecord, metrics_row
 from zerocopy_seed.loops.recording import check_recording, make_description, open_recording
 from zerocopy_seed.loops.run_checkpoint import CHECKPOINTS, empty_replay, restore_train_state, saves_replay
-from zerocopy_seed.loops.run_dir import check_run_dir, make_run_dir, write_config
+from zerocopy_seed.loops.run_dir import check_run_dir, make_run_dir, run_identity, write_config
 from zerocopy_seed.loops.run_lock import lock_run_dir
 from zerocopy_seed.loops.signals import StopRequest
 from zerocopy_seed.loops.sources import choose_source
 from zerocopy_seed.loops.train_members import train_members
 from zerocopy_seed.metrics import MetricsWriter
+from zerocopy_seed.metrics_page import serve_metrics
 from zerocopy_seed.ops.counters import as_int
 from zerocopy_seed.plotting import plot_learning_curve
 from zerocopy_seed.progress import Progress
@@ -120,9 +121,8 @@ def _train(
         Checkpointer(run_dir / CHECKPOINTS, config.checkpoint.max_to_keep, warn=complain) as saves,
         contextlib.ExitStack() as whole_run,
     ):
-        resumed_at = None
+        resumed_at, notes = None, []
         if resume and saves.steps():
-            notes: list[str] = []
             resumed_at, state = restore_train_state(saves, state_types, warn=notes.append)
             if resumed_at >= config.total_env_steps:
                 total = f"total_env_steps = {config.total_env_steps:,}"
@@ -136,6 +136,11 @@ def _train(
         if description is not None:  # others may hold the record: found before anything is written
             recording = whole_run.enter_context(open_recording(config.record, description))
         write_config(config, run_dir)
+        run_id = run_identity(run_dir)
+        whole_run.enter_context(keep_journal(run_dir, run_id))
+        page = whole_run.enter_context(serve_metrics(config.metrics, run_id))
+        if resumed_at is not None:
+            note("resumed", "; ".join((f"resumed at {resumed_at:,} env_steps", *notes)), env_steps=resumed_at)
         say("compiling ...")
         began = time.perf_counter()
         if resumed_at is None:
@@ -170,7 +175,11 @@ def _train(
                 env_steps=as_int(state.learner.env_steps),
                 resumed_at=resumed_at,
                 save_replay=save_replay,
+                page=page,
             )
+            if page is not None:
+                page.show(program.gauges)
+            note("training", f"training from {record.env_steps:,} env_steps", env_steps=record.env_steps)
             evaluation = stack.enter_context(
                 evaluate_while_training(
                     config, agent, source.environment, state.learner, run_dir, stop, warn=complain
@@ -178,13 +187,16 @@ def _train(
             )
             state = _loop(program, state, record, evaluation, progress, stop)
             progress.close()
+            if stop:
+                note("signal", f"{stop.signal_name}: saving, then stopping", env_steps=record.env_steps)
             # Before actors are seen off, which may take longer than there is time.
             saved = record.save_last(state) and record.wait()
             if evaluation is not None and not program.failure() and (found := evaluation.finish(stop)):
                 counters = state.learner.env_steps, state.learner.num_updates
                 row = metrics_row(*counters, make_window(len(program.metric_names)), program.metric_names)
                 record.write(program.figures(row) | found, time.monotonic())
-    failure = program.failure()
+        failure = program.failure()
+        note("ended", failure or "training has ended", env_steps=record.env_steps, saved=saved)
     if failure:
         complain(failure)
     if not saved:

@@ -23,17 +23,18 @@ from zerocopy_seed.config_sweep import Member, make_members
 from zerocopy_seed.curves import MEMBERS
 from zerocopy_seed.loops.compile_cache import use_compile_cache
 from zerocopy_seed.loops.compiling import make_mesh
-from zerocopy_seed.loops.console import complain, draw, say
+from zerocopy_seed.loops.console import complain, draw, keep_journal, say
 from zerocopy_seed.loops.environments import find_environment
 from zerocopy_seed.loops.members import MembersProgram, compile_members, init_members, put_member, take_member
 from zerocopy_seed.loops.memory import check_memory
 from zerocopy_seed.loops.on_device import TrainState, init_train_state
 from zerocopy_seed.loops.record import DISPATCH_S, RunRecord, metrics_row
 from zerocopy_seed.loops.run_checkpoint import CHECKPOINTS, restore_train_state, saves_replay
-from zerocopy_seed.loops.run_dir import check_run_dir, make_run_dir, write_config
+from zerocopy_seed.loops.run_dir import check_run_dir, make_run_dir, run_identity, write_config
 from zerocopy_seed.loops.run_lock import lock_run_dir
 from zerocopy_seed.loops.signals import StopRequest
 from zerocopy_seed.metrics import MetricsWriter
+from zerocopy_seed.metrics_page import serve_metrics
 from zerocopy_seed.ops.counters import as_int
 from zerocopy_seed.plotting import plot_learning_curve
 from zerocopy_seed.progress import Progress
@@ -92,6 +93,9 @@ def train_members(config: Config, run_dir: pathlib.Path, resume: bool, stop: Sto
         for saves in all_saves:
             stack.enter_context(saves)
 
+        run_id = run_identity(run_dir)
+        stack.enter_context(keep_journal(run_dir, run_id))
+        page = stack.enter_context(serve_metrics(config.metrics, run_id))
         say(f"{len(members)} members in {run_dir / MEMBERS}")
         say("compiling ...")
         began = time.perf_counter()
@@ -119,6 +123,7 @@ def train_members(config: Config, run_dir: pathlib.Path, resume: bool, stop: Sto
                     resumed_at=resumed_at[place],
                     save_replay=save_replay,
                     name=member.name,
+                    page=page,
                 )
             )
         env_steps = sum(record.env_steps for record in records)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from zerocopy_seed.ops import counters, summation
@@ -41,7 +42,7 @@ def make_moments(shapes: list[tuple[int, ...]]) -> RunningMoments:
 def add_rows(
     moments: RunningMoments, rows: list[Array], valid: Array, *, axis_name: str | None
 ) -> RunningMoments:
-    """With more rows, those of all devices.
+    """With more rows, those of all devices; without them where their sums or squares overflow.
 
     Args:
       moments: the same on every device.
@@ -66,7 +67,10 @@ def add_rows(
         new_squares = sum_rows(jnp.square(x - mean.total[None, None] - new_mean[None, None]))
         means.append(summation.add(mean, new_mean * share))
         squares.append(summation.add(square, new_squares + jnp.square(new_mean) * (num_old * share)))
-    return RunningMoments(counters.increment(moments.count, valid_count), tuple(means), tuple(squares))
+    added = RunningMoments(counters.increment(moments.count, valid_count), tuple(means), tuple(squares))
+    sums = [total for total, _ in (*means, *squares)]
+    is_finite = jnp.stack([jnp.isfinite(total).all() for total in sums]).all()
+    return jax.tree.map(lambda new, old: jnp.where(is_finite, new, old), added, moments)
 
 
 def mean_and_variance(moments: RunningMoments) -> list[tuple[Array, Array]]:

@@ -52,13 +52,19 @@ class Batch:
     def fill(self, request: Request, begin: int) -> None:
         """Copies a request in, as rows from `begin` on: the one copy that an observation gets on the host."""
         end = begin + len(request.slot)
-        self._reward[begin:end] = request.reward
         if request.is_usual:
             self._step_type[begin:end] = _MID
+            self._reward[begin:end] = request.reward
             self._discount[begin:end] = 1.0
         else:
-            self._step_type[begin:end] = request.step_type
-            self._discount[begin:end] = request.discount
+            step_type, reward, discount = request.shown or (
+                request.step_type,
+                request.reward,
+                request.discount,
+            )
+            self._step_type[begin:end] = step_type
+            self._reward[begin:end] = reward
+            self._discount[begin:end] = discount
         for buffer, rows in zip(self.leaves, request.leaves, strict=True):
             buffer[begin:end] = rows
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import json
 import secrets
@@ -23,7 +24,11 @@ from zerocopy_seed.remote.usual import Usual, make_usual
 from zerocopy_seed.remote.wire_format import make_wire_format
 
 _STREAM_WITHIN_S = 30.0  # from joining; then the slots are for others
+_MOST_EVENTS = 1000  # kept until they are taken
 _MOST_KNOWN = 16  # sets of environments that an actor's messages are about; there are one or two
+
+Event = tuple[str, str, dict[str, Any]]
+"""Its kind, a line for people, and what else there is to say."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +44,7 @@ class RunDescription:
 
 @dataclasses.dataclass
 class _Session:
+    number: int
     slots: np.ndarray
     joined_at: float
     is_open: bool = False
@@ -61,6 +67,8 @@ class Bridge:
         self._connections: set[Connection] = set()
         self.num_lost = 0
         self.num_bytes = 0
+        self._num_joined = 0
+        self._events: collections.deque[Event] = collections.deque(maxlen=_MOST_EVENTS)
         self._is_ended = False
 
     def describe(self, request: bridge_pb2.DescribeRequest) -> bridge_pb2.Run:
@@ -105,7 +113,9 @@ class Bridge:
             raise _refusal("RESOURCE_EXHAUSTED", "num_environments", expected, str(request.num_environments))
         slots, seeds = opened
         identity = secrets.token_hex(16)
-        self._sessions[identity] = _Session(slots, time.monotonic())
+        self._num_joined += 1
+        session = self._sessions[identity] = _Session(self._num_joined, slots, time.monotonic())
+        self._note("actor_joined", session, f"joined, with {len(slots)} environments")
         return bridge_pb2.Session(id=identity, slots=slots.tolist(), seeds=seeds.tolist())
 
     def open(self, session_id: str, write: Callable[[bytes], None]) -> Connection:
@@ -137,11 +147,37 @@ class Bridge:
         """Actors with an open stream."""
         return len(self._connections)
 
+    @property
+    def num_joining(self) -> int:
+        """Actors that have joined and have no stream yet."""
+        return len(self._sessions) - len(self._connections)
+
+    def actors_of(self, slots: np.ndarray) -> dict[int, np.ndarray]:
+        """Numbers of the actors that have some of slots [n], each with those that it has; from any thread."""
+        owners = {
+            session.number: np.intersect1d(session.slots, slots) for session in [*self._sessions.values()]
+        }
+        return {number: owned for number, owned in owners.items() if len(owned)}
+
+    def take_events(self) -> list[Event]:
+        """What has happened to actors since the last call; from any thread."""
+        return [self._events.popleft() for _ in range(len(self._events))]
+
+    def _note(self, event: str, session: _Session, what: str) -> None:
+        slots = show_slots(session.slots)
+        line = f"actor {session.number} {what} (slots {slots})"
+        self._events.append((event, line, {"actor": session.number, "slots": slots}))
+
     def _close(self, connection: Connection) -> None:
         self._connections.discard(connection)
         session = self._sessions.pop(connection.session_id)
         self._engine.close_slots(session.slots)
-        self.num_lost += not connection.said_goodbye and not self._is_ended
+        is_lost = not connection.said_goodbye and not self._is_ended
+        self.num_lost += is_lost
+        if is_lost:
+            self._note("actor_lost", session, "is lost: its stream ended without a goodbye")
+        else:
+            self._note("actor_left", session, "has left")
 
     def free_forgotten(self) -> None:
         """Frees the slots of actors that joined and opened no stream; to be called now and then."""
@@ -150,6 +186,7 @@ class Bridge:
             if not session.is_open and now - session.joined_at > _STREAM_WITHIN_S:
                 del self._sessions[identity]
                 self._engine.close_slots(session.slots)
+                self._note("actor_left", session, "joined and never came")
 
 
 class Connection:
@@ -248,6 +285,12 @@ def _split(whole: Request, most: int) -> list[Request]:
         )
 
     return [make_part(begin) for begin in range(0, len(whole.slot), most)]
+
+
+def show_slots(slots: np.ndarray) -> str:
+    """Slots [n], which ascend, in short: `0-3, 8`."""
+    runs = np.split(slots, np.flatnonzero(np.diff(slots) != 1) + 1)
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def _check_version(version: int) -> None:

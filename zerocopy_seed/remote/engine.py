@@ -22,6 +22,7 @@ from zerocopy_seed.keys import Stream, as_seeds, slot_keys
 from zerocopy_seed.remote import tables as device
 from zerocopy_seed.remote.batches import Batch, batch_for, make_batches
 from zerocopy_seed.remote.requests import Request
+from zerocopy_seed.remote.screening import Screen
 from zerocopy_seed.remote.slots import Episodes, Slots, Taken
 from zerocopy_seed.remote.tables import Column
 from zerocopy_seed.types import ActingParams, Agent, Trajectory
@@ -81,6 +82,7 @@ class Engine:
             distinct=agent.store is not None,
             first_incarnation=first_incarnation,
         )
+        self._screen = Screen(spec, num_slots)
         make = functools.partial(
             device.make_tables,
             agent,
@@ -129,7 +131,7 @@ class Engine:
         self._lags: list[np.ndarray] = []
         self._waiting_since: float | None = None
         self._wait_s = 0.0
-        self._num_calls = self._num_rows = 0
+        self._num_calls = self._num_rows = self._num_places = 0
         self.wake: Callable[[], None] = lambda: None
 
     @property
@@ -151,6 +153,7 @@ class Engine:
             if count > self._slots.num_free:
                 return None
             slots = self._slots.open(count)
+            self._screen.open(slots)
             is_opened = np.zeros(self._slots.num_slots, bool)
             is_opened[slots] = True
             incarnation = self._slots.incarnation.astype(np.uint32)
@@ -185,6 +188,7 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """A request that was checked; at most `max_rows` rows."""
+        self._screen.look(request)
         self._slots.arrived(request.where)
         self._inbox.append(request)
 
@@ -213,6 +217,7 @@ class Engine:
             actions = self._act(batch)
             self._num_calls += 1
             self._num_rows += num_rows
+            self._num_places += batch.size
             answers, begin = [], 0
             for request in requests:
                 end = begin + len(request.slot)
@@ -271,6 +276,24 @@ class Engine:
         with self._lock:
             return self._slots.take_episodes()
 
+    def num_unusable(self) -> np.ndarray:
+        """int64 [S], timesteps of each slot that could not be used so far."""
+        return self._screen.counts.copy()
+
+    @property
+    def unusable_field(self) -> str:
+        """Of the latest of these, the field whose number was not finite."""
+        return self._screen.field
+
+    def gauges(self) -> dict[str, float]:
+        """How it is right now, from any thread."""
+        return {
+            "waiting_requests": len(self._pending) + len(self._inbox),
+            "finished_unrolls": self._slots.num_finished,
+            "live_slots": self.num_slots - self.num_free,
+            "free_slots": self.num_free,
+        }
+
     def publish(self, params: ActingParams, slot: np.ndarray) -> None:
         """What acting reads from now on, after an update from unrolls of slots [n]."""
         with self._lock:
@@ -316,9 +339,11 @@ class Engine:
                 "num_live_slots": int(self._slots.is_live.sum()),
                 "dropped_steps": self._slots.num_dropped,
                 "inference_batch": self._num_rows / max(self._num_calls, 1),
+                "inference_fill": self._num_rows / max(self._num_places, 1),
                 "inference_wait_s": self._wait_s,
             }
-            self._wait_s, self._num_calls, self._num_rows, self._slots.num_dropped = 0.0, 0, 0, 0
+            self._wait_s, self._num_calls, self._num_rows, self._num_places = 0.0, 0, 0, 0
+            self._slots.num_dropped = 0
         if len(episodes.slot):
             row["episode_return"] = float(episodes.returns.mean())
             row["episode_length"] = float(episodes.lengths.mean())

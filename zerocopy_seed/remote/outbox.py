@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from typing import Any
 
 import grpc.aio
+
+_FINISH_WITHIN_S = 5.0
 
 
 class Outbox:
@@ -25,6 +28,7 @@ class Outbox:
         self._is_writing = False
         self._is_empty = asyncio.Event()
         self._is_empty.set()
+        self._idle: asyncio.Event | None = None  # where somebody waits for it
 
     def put(self, message: bytes) -> None:
         """Sends it after those before it."""
@@ -42,6 +46,16 @@ class Outbox:
         if self._messages:
             await self._is_empty.wait()
 
+    async def finish(self) -> None:
+        """Waits until what was put in is written, but not for ever for one who does not read.
+
+        gRPC must not end a stream in the midst of a write: it would fail to, and its other end wait for ever.
+        """
+        if self._is_writing:
+            self._idle = asyncio.Event()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), _FINISH_WITHIN_S)
+
     def _go_on(self, write: Any) -> None:
         """Takes a write, and those that wait for it, as far as they go: what a task would do with it."""
         while True:
@@ -55,5 +69,7 @@ class Outbox:
             if not self._messages:
                 self._is_writing = False
                 self._is_empty.set()
+                if self._idle is not None:
+                    self._idle.set()
                 return
             write = self._context.write(self._messages.popleft())

@@ -24,6 +24,8 @@ class Request:
       is_usual: whether all of them are MID and of discount 1, as in nearly every message.
       answer: called with the actions [n, ...].
       closed: int32 [n], unrolls that these timesteps close; None before they were noted.
+      shown: step types, rewards and discounts [n] that the device sees in their place, where some timesteps
+        cannot be used (`screening`).
     """
 
     slot: np.ndarray
@@ -35,6 +37,7 @@ class Request:
     is_usual: bool
     answer: Callable[[np.ndarray], None]
     closed: np.ndarray | None = None
+    shown: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
 
 
 def where_of(slot: np.ndarray) -> slice | np.ndarray:

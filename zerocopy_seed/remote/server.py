@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
@@ -203,17 +204,21 @@ def _make_handlers(bridge: Bridge, max_envs: int) -> grpc.GenericRpcHandler:
         return bridge.join(request)
 
     def unary(method: Callable[[Any], Any], request: Any) -> grpc.RpcMethodHandler:
-        async def call(message, context: grpc.aio.ServicerContext):
+        async def call(data: bytes, context: grpc.aio.ServicerContext):
             try:
-                return method(message)
+                return method(request.FromString(data))
+            except DecodeError:
+                name = request.DESCRIPTOR.full_name
+                await context.abort(
+                    grpc.StatusCode.INVALID_ARGUMENT, f"expected a {name}, found {len(data)} other bytes"
+                )
             except Refused as refusal:
                 await context.abort(grpc.StatusCode[refusal.code], refusal.message)
             except UserError as error:
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
         return grpc.unary_unary_rpc_method_handler(
-            call,
-            request_deserializer=request.FromString,
+            call,  # it parses by itself, since gRPC would log a traceback for each that is none
             response_serializer=lambda response: response.SerializeToString(),  # pyright: ignore
         )
 
@@ -241,7 +246,11 @@ async def _serve_stream(bridge: Bridge, context: grpc.aio.ServicerContext) -> No
         while (data := await context.read()) is not grpc.aio.EOF:  # pyright: ignore[reportAttributeAccessIssue]
             connection.receive(data)
             await outbox.has_room()
+        connection.close()
+        await outbox.finish()
     except ProtocolError as error:
+        connection.close()
+        await outbox.finish()
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
     finally:
         connection.close()

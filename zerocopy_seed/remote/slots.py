@@ -191,12 +191,18 @@ class Slots:
     def note(self, slot: np.ndarray, step_type: np.ndarray, reward: np.ndarray) -> np.ndarray:
         """Takes in timesteps [n].
 
+        Args:
+          slot: int32, whose they are.
+          step_type: int8.
+          reward: float32; NaN where the timestep could not be used, and then its episode is not counted.
+
         Returns:
           int32 [n], the unrolls that they close; `num_unrolls` where none. These are finished from now on.
         """
         row, first, last = self._row[slot], step_type == _FIRST, step_type == _LAST
         if np.count_nonzero(first):
-            lost = first & ~self._has_ended[slot] & (row > 0)
+            # A simulator that has sent NaN may begin anew without a LAST: nobody was lost.
+            lost = first & ~self._has_ended[slot] & (row > 0) & ~np.isnan(self._return[slot])
             self.num_dropped += int(row[lost].sum())
             row[lost] = 0
             self._row[slot] = row
@@ -313,5 +319,6 @@ class Slots:
         if np.count_nonzero(first):
             returned[first], steps[first] = 0.0, 0
         self._return[slot], self._steps[slot] = returned, steps
-        if np.count_nonzero(last):
-            self._ended.append(Episodes(slot[last], returned[last], steps[last]))
+        ended = last & ~np.isnan(returned)
+        if np.count_nonzero(ended):
+            self._ended.append(Episodes(slot[ended], returned[ended], steps[ended]))

@@ -219,17 +219,20 @@ def gather_into(trajectory: Trajectory, tables: Tables, column: Column, begin: A
     To be donated: on a CPU the pages of a new trajectory cost several times what the copy does.
     """
 
-    def write(axis: int) -> Callable[[Array, Array], Array]:
+    def write(axis: int, padding: float = 0) -> Callable[[Array, Array], Array]:
         place = (slice(None),) * axis + (column.unroll,)
 
         def columns(old: Array, table: Array) -> Array:
-            new = table.at[place].get(mode="fill", fill_value=0)
+            new = table.at[place].get(mode="fill", fill_value=padding)
             return lax.dynamic_update_slice_in_dim(old, new, begin, axis)
 
         return columns
 
+    timestep = timestep_of(tables.scalars, tables.observation)
+    written = jax.tree.map(write(1), trajectory.timestep, timestep)
+    discount = write(1, padding=1)(trajectory.timestep.discount, timestep.discount)
     return Trajectory(
-        timestep=jax.tree.map(write(1), trajectory.timestep, timestep_of(tables.scalars, tables.observation)),
+        timestep=written._replace(discount=discount),  # padding is no stand-in, whose discount is 0
         action=write(1)(trajectory.action, tables.action),
         actor_output=jax.tree.map(write(1), trajectory.actor_output, tables.actor_output),
         recurrent=jax.tree.map(write(0), trajectory.recurrent, tables.recurrent),

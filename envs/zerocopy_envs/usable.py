@@ -1,0 +1,58 @@
+"""Timesteps that cannot be used, and what stands in for them. Imports no JAX: `xp` is numpy or `jax.numpy`.
+
+One number that is NaN or infinite makes NaN of all that is computed from it, also of what is masked later:
+0 times NaN is NaN. So a timestep that has such numbers never reaches a network. What stands in for it is a
+FIRST whose discount is 0, which no environment returns: as at any FIRST the transition into it does not count
+and recurrent state is forgotten. The next timestep must be a FIRST too, so that nothing is learned from the
+stand-in's own row.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from zerocopy_envs.trees import leaves, map_leaves
+from zerocopy_envs.types import Array, StepType, TimeStep
+
+LIMIT = 2.0**64
+"""Numbers from here on are as good as infinite: float32 cannot hold their squares."""
+
+
+def usable(timestep: TimeStep, xp: Any) -> Array:
+    """[B] bool: the reward of a timestep [B] and all floats of its observation are below `LIMIT`."""
+    fits = _fits(timestep.reward, xp)
+    for leaf in leaves(timestep.observation):
+        if xp.issubdtype(leaf.dtype, xp.floating):
+            fits &= _fits(leaf, xp).reshape(len(leaf), -1).all(1)
+    return fits
+
+
+def stand_in(timestep: TimeStep, is_usable: Array, xp: Any) -> TimeStep:
+    """A timestep [B] with a stand-in where it is not usable; numbers that fit stay as they are."""
+
+    def replaced(leaf: Array) -> Array:
+        if not xp.issubdtype(leaf.dtype, xp.floating):
+            return leaf
+        return xp.where(_fits(leaf, xp), leaf, xp.zeros((), leaf.dtype))
+
+    first = xp.asarray(StepType.FIRST, timestep.step_type.dtype)
+    zero = xp.zeros((), timestep.reward.dtype)
+    is_first = timestep.step_type == first
+    return TimeStep(
+        xp.where(is_usable, timestep.step_type, first),
+        xp.where(is_usable, timestep.reward, zero),
+        # Never 0 at a true FIRST, whatever an actor says.
+        xp.where(is_usable, xp.where(is_first, zero + 1, timestep.discount), zero),
+        map_leaves(replaced, timestep.observation),
+    )
+
+
+def is_stand_in(timestep: TimeStep) -> Array:
+    """Where a timestep [...] is what `stand_in` made: [...] bool."""
+    return (timestep.step_type == StepType.FIRST) & (timestep.discount == 0)
+
+
+def _fits(numbers: Array, xp: Any) -> Array:
+    limit = LIMIT if float(xp.finfo(numbers.dtype).max) > LIMIT else math.inf
+    return xp.abs(numbers) < limit  # False of NaN

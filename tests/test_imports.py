@@ -15,7 +15,7 @@ SOURCES = {"zerocopy_seed": ROOT / "zerocopy_seed", "zerocopy_envs": ROOT / "env
 LAYERS = (
     ("",),
     ("cli",),
-    ("bench", "doctor"),
+    ("bench", "doctor", "launch_ray"),
     ("policy",),
     ("loops",),
     ("summary",),
@@ -69,6 +69,7 @@ JAX_FREE = {
     "zerocopy_seed.experience",
     "zerocopy_seed.extras",
     "zerocopy_seed.files",
+    "zerocopy_seed.launch_ray",
     "zerocopy_seed.plotting",
     "zerocopy_seed.replay_layout",
     "zerocopy_seed.types",

@@ -18,7 +18,7 @@ ENTRYPOINT ["zerocopy-seed", "actor"]
 
 # Trains, with CUDA's libraries from wheels: the host needs the driver and the NVIDIA container toolkit.
 # `docker run --gpus all -v runs:/home/seed/runs -p 8686:8686 zerocopy-seed train configs/vtrace_pong.toml \
-#    --bridge.address 0.0.0.0:8686`. `--stop-timeout 120` leaves time to save.
+#    --bridge.address 0.0.0.0:8686 --bridge.cert ...` (docs/operations.md). `--stop-timeout 120` leaves time to save.
 FROM base AS learner
 RUN pip install ".[cuda12,brax,atari,video]"
 COPY configs /home/seed/configs

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import pathlib
+import socket
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -37,6 +38,7 @@ BENCHES = {
 """Modules of `zerocopy_seed.bench`, each with `run(configs, *, num_envs, as_json)`; what each measures."""
 
 _USER_ERROR = 2
+_MOST_DAYS = 36_500
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -77,6 +79,7 @@ def _run(words: list[str]) -> int:
         "plot": (_plot, "draw the learning curves of several runs together"),
         "bench": (_bench, "measure speed"),
         "envs": (_envs, "list the environments"),
+        "certs": (_certs, "make certificates and a token for learner and actors of a private cluster"),
         "doctor": (_doctor, "say what this installation can do"),
     }
     width = max(map(len, commands))
@@ -164,8 +167,17 @@ def _actor_options(parser: _Parser, words: list[str]) -> argparse.Namespace:
         "--num-envs", metavar="N", type=int, help="how many environments (default: as the learner says)"
     )
     parser.add_argument(
-        "--env", metavar="NAME", help="another environment with the same spec (default: the learner's)"
+        "--env",
+        metavar="NAME",
+        help="the environment (default: the learner's, if a registered suite has it; "
+        "package.module:factory must be named here), or another with the same spec",
     )
+    parser.add_argument("--ca", metavar="FILE", default="", help="CA of the learner's certificate: speak TLS")
+    parser.add_argument(
+        "--cert", metavar="FILE", default="", help="own certificate, if the learner wants one"
+    )
+    parser.add_argument("--key", metavar="FILE", default="", help="its key")
+    parser.add_argument("--token-file", metavar="FILE", default="", help="the token that the learner wants")
     parser.add_argument(
         "--reconnect-s",
         metavar="S",
@@ -187,10 +199,19 @@ def _actor_options(parser: _Parser, words: list[str]) -> argparse.Namespace:
 def _actor(parser: _Parser, words: list[str]) -> int:
     options = _actor_options(parser, words)
 
+    from zerocopy_seed.remote.access import read_actor_credentials
     from zerocopy_seed.remote.actor import run_actor
 
+    credentials = read_actor_credentials(
+        options.address,
+        ca=options.ca,
+        cert=options.cert,
+        key=options.key,
+        token_file=options.token_file,
+    )
     return run_actor(
         options.address,
+        credentials=credentials,
         num_envs=options.num_envs,
         env=options.env,
         reconnect_s=options.reconnect_s,
@@ -390,6 +411,36 @@ def _envs(parser: _Parser, words: list[str]) -> int:
     for row in rows:
         if row["problem"] or row["note"]:
             print(f"{row['name']}: {row['problem'] or row['note']}")
+    return 0
+
+
+def _certs(parser: _Parser, words: list[str]) -> int:
+    parser.add_argument("directory", metavar="DIR", type=_directory, help="is made; nothing is written over")
+    parser.add_argument(
+        "--host",
+        metavar="NAME",
+        action="append",
+        help="name or number by which actors reach the learner; may be repeated "
+        "(default: this machine's name)",
+    )
+    parser.add_argument(
+        "--days",
+        metavar="D",
+        type=float,
+        default=365.0,
+        help="that the certificates are good for (default: %(default)g)",
+    )
+    _add_help(parser)
+    options = parser.parse_args(words)
+    if not 0 < options.days <= _MOST_DAYS:
+        expected = f"more than 0 and at most {_MOST_DAYS}"
+        raise UserError("--days", expected=expected, found=f"{options.days:g}")
+
+    from zerocopy_seed.certificates import next_steps, write_credentials
+
+    hosts = options.host or [socket.gethostname()]
+    write_credentials(options.directory, hosts, days=options.days)
+    print(next_steps(options.directory, hosts[0]))
     return 0
 
 

@@ -275,6 +275,20 @@ class BridgeConfig:
     """Environments acted for in one call; what waits beyond that is next."""
     inference: Literal["auto", "loop", "thread"] = "auto"
     """Where acting runs: in the server's event loop (cheap policies) or a thread beside it; auto measures."""
+    cert: str = ""
+    """File of the certificate (PEM) that actors see; `zerocopy-seed certs` makes one. Empty: no TLS."""
+    key: str = ""
+    """File of the certificate's key."""
+    ca: str = ""
+    """File of the CA whose certificate every actor must show; empty: none is asked for."""
+    token_file: str = ""
+    """File of the token that every actor must send; needed, as TLS is, where other machines can join."""
+    insecure: bool = False
+    """Do without TLS and token although other machines can join: whoever reaches the address."""
+    max_streams: Count = 1024
+    """Calls of actors that join at `address` at once, each one's stream is one; more are told to wait."""
+    max_envs_per_actor: Count = 1024
+    """Most environments of an actor that joins at `address`, which bounds its messages too."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,6 +17,7 @@ EXTRAS = {
         "tensorboardX",
         "grpc_health",
     ),
+    "certs": ("cryptography",),
     "brax": ("brax",),
     "playground": ("mujoco_playground",),
     "atari": ("gymnasium", "ale_py"),

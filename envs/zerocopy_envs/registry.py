@@ -196,6 +196,14 @@ def find_suite(name: str) -> Suite:
     return suite
 
 
+def names_a_module(name: str) -> bool:
+    """Whether to make this environment imports a module that its name gives: `package.module:factory`, or
+    `gymnasium:module:id`. Of all others what is imported was installed as a suite.
+    """
+    suite, _, rest = name.partition(":")
+    return suite not in suite_names() or ":" in rest
+
+
 def make(name: str, **settings: Any) -> Any:
     """Makes an environment: an `Environment`, a `HostEnvironment` or a spec alone, see `environment_kind`.
 

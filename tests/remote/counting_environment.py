@@ -75,3 +75,6 @@ class Counting:
 def spec_alone() -> EnvironmentSpec:
     """For a simulator that owns its loop."""
     return Counting().spec
+
+
+Another = Counting  # by another name

@@ -41,7 +41,7 @@ def run(server: EchoServer, until=None, **options) -> list[str]:
             lambda: GrpcTransport(server.address),
             server.address,
             report=lines.append,
-            **{"reconnect_s": 0.0, **options},
+            **{"reconnect_s": 0.0, "env": COUNTING, **options},
         )
         task = asyncio.ensure_future(actor.run())
         while until is not None and not task.done() and not until(server):
@@ -126,7 +126,9 @@ def test_a_lost_learner_is_found_again_and_environments_begin_anew(tmp_path):
     lines: list[str] = []
 
     async def act() -> None:
-        actor = Actor(lambda: GrpcTransport(address), address, reconnect_s=30, report=lines.append)
+        actor = Actor(
+            lambda: GrpcTransport(address), address, env=COUNTING, reconnect_s=30, report=lines.append
+        )
         task = asyncio.ensure_future(actor.run())
         await asyncio.sleep(0.2)  # the learner is not there yet
         for server in (first, second):
@@ -212,14 +214,29 @@ def test_a_failed_environment_says_no_goodbye(settings, words):
 def test_environments_that_cannot_be_had_are_named():
     with EchoServer(SPEC, environment="counting_environment:spec_alone") as server:
         with pytest.raises(UserError, match="ActorClient"):
-            run(server)
+            run(server, env="counting_environment:spec_alone")
         with pytest.raises(UserError, match="did you mean Counting"):
             run(server, env="counting_environment:Countin")
 
 
+@pytest.mark.parametrize("name", ["module_of_the_learner:make", "gymnasium:module_of_the_learner:Maze-v0"])
+def test_a_module_that_only_the_learner_names_is_not_imported(tmp_path, monkeypatch, name):
+    (tmp_path / "module_of_the_learner.py").write_text("raise SystemExit('the module has run')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with EchoServer(SPEC, environment=name) as server:
+        with pytest.raises(UserError) as refusal:
+            run(server, env=None)
+        assert str(refusal.value) == (
+            f"environment '{name}': expected one of a registered suite, since the learner names it, found "
+            f"a module, whose code would be run here; --env {name} if it is yours"
+        )
+        with pytest.raises(UserError, match="the module has run"):
+            run(server, env=name)
+
+
 def test_another_environment_than_the_learners(monkeypatch):
     with serve(settings={"num_pixels": 3}) as server:
-        run(server, lambda server: server.num_messages > 3, env=COUNTING, num_envs=2)
+        run(server, lambda server: server.num_messages > 3, env="counting_environment:Another", num_envs=2)
     (join,) = server.joins
     assert [array.path for array in join.spec.observation] == ["observation.count"]
     assert join.num_environments == 2
@@ -262,10 +279,10 @@ class _Learner:
 
 def test_a_learner_in_the_same_process():
     learner = _Learner()
-    asyncio.run(Actor(lambda: InProcessTransport(learner), "here").run())
+    asyncio.run(Actor(lambda: InProcessTransport(learner), "here", env=COUNTING).run())
     assert learner.closed == 1
     with pytest.raises(UserError, match="the learner refuses: num_environments: expected at most 8"):
-        asyncio.run(Actor(lambda: InProcessTransport(learner), "here", num_envs=9).run())
+        asyncio.run(Actor(lambda: InProcessTransport(learner), "here", env=COUNTING, num_envs=9).run())
 
 
 def in_tree(**environment: str) -> dict[str, str]:
@@ -288,7 +305,7 @@ def process(address: str, *words: str, **environment: str) -> subprocess.Popen:
 def test_signals_say_goodbye_and_proxies_do_not_come_between(number):
     proxies = {name: "http://192.0.2.1:9" for name in ("http_proxy", "https_proxy", "grpc_proxy")}
     with serve() as server:
-        actor = process(server.address, **proxies)
+        actor = process(server.address, "--env", COUNTING, **proxies)
         server.wait_until(lambda server: server.num_messages > 3)
         actor.send_signal(number)
         out, err = actor.communicate(timeout=10)
@@ -299,7 +316,7 @@ def test_signals_say_goodbye_and_proxies_do_not_come_between(number):
 
 def test_exit_codes_and_lines_of_the_command():
     with serve(settings={"fail_after": 2}) as server:
-        failing = process(server.address)
+        failing = process(server.address, "--env", COUNTING)
         nobody = process("127.0.0.1:1", "--reconnect-s", "0")
         malformed = process("127.0.0.1")
         ends = [(actor, *actor.communicate(timeout=20)) for actor in (failing, nobody, malformed)]

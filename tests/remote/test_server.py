@@ -60,7 +60,7 @@ def describe(spec, environment=COUNTING, num_environments=4):
 
 
 @contextlib.contextmanager
-def serving(engine, addresses=("127.0.0.1:0",), *, spec=SPEC, in_thread=False):
+def serving(engine, addresses=("127.0.0.1:0",), *, spec=SPEC, in_thread=False, access=None):
     """A server with a learner that takes what comes; gives the server and the trajectories."""
     taken, is_done = [], threading.Event()
 
@@ -72,7 +72,8 @@ def serving(engine, addresses=("127.0.0.1:0",), *, spec=SPEC, in_thread=False):
                 engine.publish(PARAMS, found.slot)
 
     learner = threading.Thread(target=learn)
-    with Server(engine, describe(spec), addresses, in_thread=in_thread) as server:
+    options = {} if access is None else {"access": access}
+    with Server(engine, describe(spec), addresses, in_thread=in_thread, **options) as server:
         learner.start()
         try:
             yield server, taken
@@ -82,7 +83,7 @@ def serving(engine, addresses=("127.0.0.1:0",), *, spec=SPEC, in_thread=False):
 
 
 async def act_until(make_transport, condition):
-    actor = Actor(make_transport, "there", report=lambda line: None, reconnect_s=0.0)
+    actor = Actor(make_transport, "there", env=COUNTING, report=lambda line: None, reconnect_s=0.0)
     task = asyncio.ensure_future(actor.run())
     async with asyncio.timeout(60):
         while not condition() and not task.done():
@@ -285,7 +286,7 @@ def test_pong_is_played(monkeypatch):
     )
     taken = []
     server = Server(engine, describe(game.spec, "ale:Pong"), ("127.0.0.1:0",), in_thread=False)
-    with server, LocalActors(server.addresses[0], [3, 1], warn=pytest.fail):
+    with server, LocalActors(server.addresses[0], [3, 1], env="ale:Pong", warn=pytest.fail):
         for _ in range(4):
             found = engine.take(60.0)
             assert found is not None and len(found.slot) == 4
@@ -369,7 +370,9 @@ def test_an_actor_in_a_long_step_when_the_run_ends_hears_of_it(monkeypatch):
             server.__exit__()
 
         (address,) = server.addresses
-        actor = Actor(lambda: GrpcTransport(address), "there", report=lines.append, reconnect_s=0.0)
+        actor = Actor(
+            lambda: GrpcTransport(address), "there", env=COUNTING, report=lines.append, reconnect_s=0.0
+        )
         ending = threading.Thread(target=end)
         ending.start()
         asyncio.run(actor.run())

@@ -16,6 +16,7 @@ from zerocopy_seed.bench.bridge_server import serve
 from zerocopy_seed.loops.local_actors import LocalActors
 
 NUM_ENVS = 32
+_PONG = "ale:Pong"
 _UNROLL_LENGTH = 20
 
 
@@ -47,7 +48,7 @@ def compare_with_ale(*, num_pairs: int, window_s: float, num_envs: int = NUM_ENV
         num_slots=num_envs,
         max_batch=num_envs,
         unroll_length=_UNROLL_LENGTH,
-        environment="ale:Pong",
+        environment=_PONG,
         settings=settings,
     )
 
@@ -58,7 +59,7 @@ def compare_with_ale(*, num_pairs: int, window_s: float, num_envs: int = NUM_ENV
     with (
         alone,
         served as (address, _, server, _, copies),
-        LocalActors(address, [num_envs], warn=say) as actors,
+        LocalActors(address, [num_envs], env=_PONG, warn=say) as actors,
     ):
         copies.set()
         (actor,) = actors.pids

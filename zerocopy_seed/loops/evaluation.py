@@ -155,7 +155,9 @@ def evaluate_in_actors(
     with contextlib.ExitStack() as stack:
         socket = stack.enter_context(unix_socket())
         server = stack.enter_context(Server(engine, run, (socket,), in_thread=True))
-        actors = stack.enter_context(LocalActors(socket, [num_slots], warn=warn, name="evaluation actor"))
+        actors = stack.enter_context(
+            LocalActors(socket, [num_slots], env=environment.name, warn=warn, name="evaluation actor")
+        )
 
         def failure() -> str:
             return actors.check() or server.failure()

@@ -21,14 +21,22 @@ class LocalActors:
     Args:
       address: where they join.
       num_envs: environments of each.
+      env: the environment that the learner names, which they may import.
       warn: called with a line when one has ended.
       name: what they are called there.
     """
 
     def __init__(
-        self, address: str, num_envs: Sequence[int], *, warn: Callable[[str], None], name: str = "local actor"
+        self,
+        address: str,
+        num_envs: Sequence[int],
+        *,
+        env: str,
+        warn: Callable[[str], None],
+        name: str = "local actor",
     ):
-        self._address, self._num_envs, self._warn, self._name = address, tuple(num_envs), warn, name
+        self._address, self._num_envs, self._env = address, tuple(num_envs), env
+        self._warn, self._name = warn, name
         self._processes: list[subprocess.Popen] = []
         self._started_at: list[float] = []
         self._early_ends = 0
@@ -79,7 +87,7 @@ class LocalActors:
     def _start(self, num_envs: int) -> subprocess.Popen:
         command = [sys.executable, "-m", "zerocopy_seed.cli", "actor", self._address]
         return subprocess.Popen(
-            [*command, "--num-envs", str(num_envs), "--parent-pid", str(os.getpid())],
+            [*command, "--num-envs", str(num_envs), "--env", self._env, "--parent-pid", str(os.getpid())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             # A JAX environment must leave the accelerator to the learner.

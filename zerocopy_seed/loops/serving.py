@@ -21,6 +21,7 @@ from zerocopy_seed.config import BridgeConfig, Config
 from zerocopy_seed.files import replace_text
 from zerocopy_seed.loops.local_actors import LocalActors, deal_environments
 from zerocopy_seed.ops.counters import as_int
+from zerocopy_seed.remote.access import read_access
 from zerocopy_seed.remote.addresses import parse_address, require_free
 from zerocopy_seed.remote.bridge import RunDescription
 from zerocopy_seed.remote.engine import Engine, Round
@@ -170,6 +171,7 @@ def serve_actors(
     num_free = num_slots - sum(local)
     run_id, address = _read_run_file(run_dir, bridge, warn)
     name, settings, spec = environment
+    access = read_access(bridge, parse_address(address, to_listen=True))
     run = RunDescription(
         run_id=run_id,
         environment=name,
@@ -179,15 +181,19 @@ def serve_actors(
     )
     with contextlib.ExitStack() as stack:
         socket = stack.enter_context(unix_socket())
-        server = stack.enter_context(Server(engine, run, (address, socket), in_thread=is_threaded))
+        server = stack.enter_context(
+            Server(engine, run, (address, socket), in_thread=is_threaded, access=access)
+        )
         saved = {"run_id": run_id, "address": server.addresses[0]}
         replace_text(run_dir / _RUN_FILE, json.dumps(saved) + "\n")
+        if access.is_open:
+            warn(f"bridge.insecure: whoever reaches {server.addresses[0]} can join this run")
         where = f"zerocopy-seed actor {server.addresses[0]}"
         if num_free:
             say(f"room for {num_free} environments from elsewhere: {where}")
         else:
             say(f"all slots are the local actors' (bridge.envs_per_actor leaves some); address: {where}")
-        actors = stack.enter_context(LocalActors(socket, local, warn=warn))
+        actors = stack.enter_context(LocalActors(socket, local, env=name, warn=warn))
         yield Actors(engine, server, actors, warn=warn)
 
 

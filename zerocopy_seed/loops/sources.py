@@ -42,6 +42,7 @@ from zerocopy_seed.loops.recorded import check_record, init_from_record, open_re
 from zerocopy_seed.loops.recording import Recording
 from zerocopy_seed.loops.serving import act_synchronously, table_types
 from zerocopy_seed.loops.signals import StopRequest, hearing_signals
+from zerocopy_seed.remote.access import read_access
 from zerocopy_seed.remote.addresses import parse_address, require_free
 from zerocopy_seed.types import Agent
 
@@ -253,7 +254,9 @@ def _compile(
 
 
 def _check_bridge(config: Config, environment: Vectorized | HostEnvironments) -> None:
-    require_free(parse_address(config.bridge.address, to_listen=True))
+    address = parse_address(config.bridge.address, to_listen=True)
+    read_access(config.bridge, address)
+    require_free(address)
     if config.devices.num_devices > 1:
         raise UserError(
             "devices.num_devices",

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from zerocopy_seed.remote.access import Credentials
 from zerocopy_seed.remote.addresses import parse_address
 from zerocopy_seed.remote.codec import OBSERVATIONS_GOODBYE, decode_actions, request_of
 from zerocopy_seed.remote.errors import ProtocolError, Unavailable
@@ -26,6 +27,7 @@ from zerocopy_seed.remote.transport import GrpcTransport, Stream, Transport
 
 RECONNECT_S = 600.0
 _LEAVE_WITHIN_S = 5.0
+_NO_CREDENTIALS = Credentials()
 
 
 def _print(line: str) -> None:
@@ -39,7 +41,8 @@ class Actor:
       make_transport: opens a way to the learner; called anew after each failure.
       address: of the learner, for messages.
       num_envs: how many environments; None lets the learner say.
-      env: environment to run in place of the learner's, without its settings.
+      env: the learner's own, which one that it names by a module must be, since whatever a module is
+        asked for by somebody else is not imported; or another to run in its place, without its settings.
       reconnect_s: how long to try to reach the learner.
       report: takes lines about progress.
     """
@@ -175,6 +178,7 @@ class Actor:
 def run_actor(
     address: str,
     *,
+    credentials: Credentials = _NO_CREDENTIALS,
     num_envs: int | None = None,
     env: str | None = None,
     reconnect_s: float = RECONNECT_S,
@@ -184,8 +188,9 @@ def run_actor(
 
     Args:
       address: of the learner: `host:port` or `unix:/path`.
+      credentials: what it is shown, and known by.
       num_envs: how many environments; None lets the learner say.
-      env: environment to run in place of the learner's.
+      env: environment to run; see `Actor`.
       reconnect_s: how long to try to reach the learner, at the start and after a loss; `inf` for ever.
       parent_pid: process whose end ends this one at once, whatever it is doing.
 
@@ -198,18 +203,23 @@ def run_actor(
     if parent_pid is not None:
         threading.Thread(target=_end_with, args=(parent_pid,), daemon=True).start()
     where = parse_address(address).text
+
+    def make_transport() -> Transport:
+        return GrpcTransport(where, credentials)
+
     try:
-        asyncio.run(_run_until_signal(where, num_envs, env, reconnect_s))
+        asyncio.run(
+            _run_until_signal(
+                Actor(make_transport, where, num_envs=num_envs, env=env, reconnect_s=reconnect_s)
+            )
+        )
     except (EnvironmentFailed, Unavailable) as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         return 1
     return 0
 
 
-async def _run_until_signal(address: str, num_envs: int | None, env: str | None, reconnect_s: float) -> None:
-    actor = Actor(
-        lambda: GrpcTransport(address), address, num_envs=num_envs, env=env, reconnect_s=reconnect_s
-    )
+async def _run_until_signal(actor: Actor) -> None:
     loop = asyncio.get_running_loop()
     asked: list[int] = []
 

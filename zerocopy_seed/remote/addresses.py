@@ -16,6 +16,10 @@ from zerocopy_envs.errors import UserError
 PING_EVERY_MS = 10_000
 PING_TIMEOUT_MS = 5_000
 
+_MOST_CONNECTIONS = 2**30  # gRPC ends the process at 2^31 - 1
+_STREAMS_PER_CONNECTION = 8  # an actor has one; further ones wait
+_HANDSHAKE_TIMEOUT_MS = 10_000  # for whoever connects and says nothing
+
 _FORMS = "HOST:PORT, [IPv6]:PORT or unix:PATH"
 _LONGEST_SOCKET_PATH = 107  # of sockaddr_un on Linux, less its closing 0
 
@@ -40,14 +44,21 @@ class Address:
 
     @property
     def is_local(self) -> bool:
-        """A Unix socket or a loopback address: no proxy can stand between."""
-        if self.path or self.host.lower() == "localhost":
-            return True
+        """A Unix socket or this machine's own address, seen by who joins: no proxy can stand between."""
+        number = self._number
+        return bool(self.path) or self.is_loopback or (number is not None and number.is_unspecified)
+
+    @property
+    def is_loopback(self) -> bool:
+        """No other machine can reach what listens there."""
+        return self.host.lower() == "localhost" or (self._number is not None and self._number.is_loopback)
+
+    @property
+    def _number(self) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         try:
-            number = ipaddress.ip_address(self.host)
+            return ipaddress.ip_address(self.host)
         except ValueError:
-            return False
-        return number.is_loopback or number.is_unspecified
+            return None
 
 
 def parse_address(text: str, *, to_listen: bool = False) -> Address:
@@ -147,13 +158,17 @@ def client_options(address: Address) -> Options:
     return [*options, ("grpc.enable_http_proxy", 0)] if address.is_local else options
 
 
-def server_options(max_message_bytes: int) -> Options:
+def server_options(max_message_bytes: int, max_connections: int = _MOST_CONNECTIONS) -> Options:
     """Server options of a learner.
 
     Args:
       max_message_bytes: largest message that it takes; larger ones end their stream.
+      max_connections: what it accepts at once; further ones are closed.
     """
     return [
+        ("grpc.max_allowed_incoming_connections", min(max_connections, _MOST_CONNECTIONS)),
+        ("grpc.max_concurrent_streams", _STREAMS_PER_CONNECTION),
+        ("grpc.server_handshake_timeout_ms", _HANDSHAKE_TIMEOUT_MS),
         ("grpc.so_reuseport", 0),  # else two learners share a port without a word
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", -1),

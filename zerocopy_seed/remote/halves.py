@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -70,8 +71,19 @@ class Halves:
         self._halves: list[Half] = []
 
     def fit(self, run: bridge_pb2.Run, num_envs: int | None, env: str | None) -> list[Half]:
-        """Makes what the run asks for, unless it is there."""
-        name, settings = (env, "") if env else (run.environment, run.settings)
+        """Makes what the run asks for, unless it is there.
+
+        Raises:
+          UserError: it cannot be made, or the learner names a module that `env` does not.
+        """
+        name, settings = env or run.environment, run.settings if env in (None, run.environment) else ""
+        if env is None and registry.names_a_module(name):
+            raise UserError(
+                f"environment {name!r}",
+                expected="one of a registered suite, since the learner names it",
+                found="a module, whose code would be run here",
+                remedy=f"--env {shlex.quote(name)} if it is yours",
+            )
         total = num_envs or run.num_environments or 1
         wanted = (name, settings, total)
         if wanted != self._wanted:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,15 +16,18 @@ from grpc_health.v1._async import HealthServicer
 
 from zerocopy_envs.errors import UserError
 from zerocopy_seed.remote import bridge_pb2
+from zerocopy_seed.remote.access import Access, Credentials
 from zerocopy_seed.remote.addresses import Address, parse_address, require_free, server_options, taken
 from zerocopy_seed.remote.bridge import Bridge, RunDescription
 from zerocopy_seed.remote.drivers import Driver, LoopDriver, ThreadDriver
 from zerocopy_seed.remote.engine import Engine
 from zerocopy_seed.remote.errors import ProtocolError, Refused
+from zerocopy_seed.remote.guard import TokenGuard
 from zerocopy_seed.remote.outbox import Outbox
 
 SERVICE = "zerocopy_seed.v1.Bridge"
 
+_OPEN = Access()
 _GOODBYE_S = 2.0  # for actors to hear that the run has ended
 _LEAST_LIMIT = 2**20  # bytes of a message
 _LOOK_EVERY_S = 5.0  # for actors that joined and never came
@@ -37,6 +41,7 @@ class Server:
       run: what actors are told.
       addresses: where to listen.
       in_thread: act in a thread of its own, not in the event loop.
+      access: who may join, but for those at Unix sockets: they belong to this process's user, who may all.
 
     Attributes:
       addresses: where it listens; with the port that was free where 0 was asked for.
@@ -45,8 +50,16 @@ class Server:
       is_run_over: set before the end where actors have nothing to come back to; else they try to.
     """
 
-    def __init__(self, engine: Engine, run: RunDescription, addresses: Sequence[str], *, in_thread: bool):
-        self._engine, self._run, self._in_thread = engine, run, in_thread
+    def __init__(
+        self,
+        engine: Engine,
+        run: RunDescription,
+        addresses: Sequence[str],
+        *,
+        in_thread: bool,
+        access: Access = _OPEN,
+    ):
+        self._engine, self._run, self._in_thread, self._access = engine, run, in_thread, access
         self._wanted = [parse_address(address, to_listen=True) for address in addresses]
         self.addresses: tuple[str, ...] = ()
         self.is_run_over = False
@@ -101,15 +114,15 @@ class Server:
         )
         bridge = self.bridge = Bridge(self._engine, self._run, driver.notify)
         self._engine.wake = driver.notify
-        # A spec, which joining sends, may be larger than a step of few environments.
-        most = max(bridge.wire.max_message_bytes(self._engine.num_slots), _LEAST_LIMIT)
-        server = grpc.aio.server(options=server_options(most))
         health = HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(health, server)
-        server.add_generic_rpc_handlers((_make_handlers(bridge),))
+        doors = [self._make_server(bridge, health, address) for address in self._wanted]
         try:
-            self.addresses = tuple(_listen(server, address) for address in self._wanted)
-            await server.start()
+            self.addresses = tuple(
+                _listen(door, address, self._access.credentials)
+                for door, address in zip(doors, self._wanted, strict=True)
+            )
+            for door in doors:
+                await door.start()
             for service in ("", SERVICE):
                 await health.set(service, health_pb2.HealthCheckResponse.SERVING)
             self._started.set()
@@ -124,22 +137,70 @@ class Server:
                     while bridge.num_actors:
                         await asyncio.sleep(0.01)
         finally:
-            await server.stop(0)
+            for door in doors:
+                await door.stop(0)
             driver.close()
 
+    def _make_server(self, bridge: Bridge, health: HealthServicer, address: Address) -> grpc.aio.Server:
+        """One for each address, since not all who come may do the same."""
+        num_slots, access = self._engine.num_slots, self._access
+        if address.path:
+            server = grpc.aio.server(options=server_options(_message_limit(bridge, num_slots)))
+            max_envs = num_slots
+        else:
+            max_envs = access.max_envs_per_actor
+            most, token = _message_limit(bridge, min(num_slots, max_envs)), access.credentials.token
+            server = grpc.aio.server(
+                # As many again may connect as may call, so that those who are too many hear why.
+                options=server_options(most, 2 * access.max_streams),
+                maximum_concurrent_rpcs=access.max_streams,
+                interceptors=[TokenGuard(token)] if token else [],
+            )
+        health_pb2_grpc.add_HealthServicer_to_server(health, server)
+        server.add_generic_rpc_handlers((_make_handlers(bridge, max_envs),))
+        return server
 
-def _listen(server: grpc.aio.Server, address: Address) -> str:
+
+def _message_limit(bridge: Bridge, num_envs: int) -> int:
+    # A spec, which joining sends, may be larger than a step of few environments.
+    return max(bridge.wire.max_message_bytes(num_envs), _LEAST_LIMIT)
+
+
+def _listen(server: grpc.aio.Server, address: Address, credentials: Credentials) -> str:
     """Where it listens, the port chosen."""
     require_free(address)
     try:
-        port = server.add_insecure_port(address.text)
+        if address.path:
+            server.add_insecure_port(address.text)
+            os.chmod(address.path, 0o600)  # whoever can connect may join
+            return address.text
+        if credentials.certificate:
+            port = server.add_secure_port(
+                address.text,
+                grpc.ssl_server_credentials(
+                    [(credentials.key, credentials.certificate)],
+                    root_certificates=credentials.ca or None,
+                    require_client_auth=bool(credentials.ca),
+                ),
+            )
+        else:
+            port = server.add_insecure_port(address.text)
     except RuntimeError as error:
         raise taken(address, str(error)) from error
-    return address.text if address.path else f"{address.text.rpartition(':')[0]}:{port}"
+    return f"{address.text.rpartition(':')[0]}:{port}"
 
 
-def _make_handlers(bridge: Bridge) -> grpc.GenericRpcHandler:
+def _make_handlers(bridge: Bridge, max_envs: int) -> grpc.GenericRpcHandler:
     """Step's messages pass as bytes: the codec reads and writes them."""
+
+    def join(request: bridge_pb2.JoinRequest) -> bridge_pb2.Session:
+        if request.num_environments > max_envs:
+            raise Refused(
+                "INVALID_ARGUMENT",
+                f"num_environments: expected at most {max_envs}, the learner's bridge.max_envs_per_actor, "
+                f"found {request.num_environments}",
+            )
+        return bridge.join(request)
 
     def unary(method: Callable[[Any], Any], request: Any) -> grpc.RpcMethodHandler:
         async def call(message, context: grpc.aio.ServicerContext):
@@ -163,7 +224,7 @@ def _make_handlers(bridge: Bridge) -> grpc.GenericRpcHandler:
         SERVICE,
         {
             "Describe": unary(bridge.describe, bridge_pb2.DescribeRequest),
-            "Join": unary(bridge.join, bridge_pb2.JoinRequest),
+            "Join": unary(join, bridge_pb2.JoinRequest),
             "Step": grpc.stream_stream_rpc_method_handler(step),
         },
     )

@@ -16,8 +16,10 @@ import grpc.aio
 
 from zerocopy_envs.errors import UserError
 from zerocopy_seed.remote import bridge_pb2
+from zerocopy_seed.remote.access import Credentials
 from zerocopy_seed.remote.addresses import client_options, parse_address
 from zerocopy_seed.remote.bridge_pb2_grpc import BridgeStub
+from zerocopy_seed.remote.diagnosis import find_reason
 from zerocopy_seed.remote.errors import Refused, Unavailable
 
 VERSION = 1
@@ -31,6 +33,7 @@ except importlib.metadata.PackageNotFoundError:
 STEP = "/zerocopy_seed.v1.Bridge/Step"
 _ANSWER_TIMEOUT_S = 60.0  # a learner that compiles answers late
 _LEAVE_TIMEOUT_S = 2.0
+_NO_CREDENTIALS = Credentials()
 
 
 class Stream(Protocol):
@@ -89,31 +92,45 @@ class GrpcTransport:
 
     Args:
       address: see `parse_address`.
+      credentials: what it is shown, and known by; with a CA, over TLS.
     """
 
-    def __init__(self, address: str):
-        parsed = parse_address(address)
-        self._address = parsed.text
-        self._channel = grpc.aio.insecure_channel(parsed.text, options=client_options(parsed))
+    def __init__(self, address: str, credentials: Credentials = _NO_CREDENTIALS):
+        self._parsed, self._credentials = parse_address(address), credentials
+        self._address = self._parsed.text
+        options = client_options(self._parsed)
+        if credentials.ca and not self._parsed.path:
+            tls = grpc.ssl_channel_credentials(
+                credentials.ca, credentials.key or None, credentials.certificate or None
+            )
+            self._channel = grpc.aio.secure_channel(self._address, tls, options=options)
+        else:
+            self._channel = grpc.aio.insecure_channel(self._address, options=options)
         self._stub: Any = BridgeStub(self._channel)
 
     async def describe(self) -> bridge_pb2.Run:
         request = bridge_pb2.DescribeRequest(version=VERSION, software=SOFTWARE)
-        return await self._ask(self._stub.Describe, request)
+        try:
+            return await self._ask(self._stub.Describe, request)
+        except Unavailable:
+            reason = await asyncio.to_thread(find_reason, self._parsed, self._credentials)
+            if reason is not None:
+                raise reason from None
+            raise
 
     async def join(self, request: bridge_pb2.JoinRequest) -> bridge_pb2.Session:
         return await self._ask(self._stub.Join, request)
 
     def open(self, session_id: str) -> Stream:
-        call = self._channel.stream_stream(STEP)(metadata=(("session", session_id),))
-        return _GrpcStream(call, self._address)
+        metadata = (("session", session_id), *self._credentials.metadata)
+        return _GrpcStream(self._channel.stream_stream(STEP)(metadata=metadata), self._address)
 
     async def close(self) -> None:
         await self._channel.close()
 
     async def _ask(self, method: Any, request: Any) -> Any:
         try:
-            return await method(request, timeout=_ANSWER_TIMEOUT_S)
+            return await method(request, timeout=_ANSWER_TIMEOUT_S, metadata=self._credentials.metadata)
         except grpc.aio.AioRpcError as error:
             raise _translate(error, self._address) from error
 
@@ -221,6 +238,9 @@ def _translate(error: grpc.aio.AioRpcError, address: str) -> Exception:
     too_large = code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details
     if code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION) or too_large:
         return UserError(f"the learner at {address} refuses: {details}")
+    if code is grpc.StatusCode.UNAUTHENTICATED:
+        remedy = "--token-file with the one of its bridge.token_file"
+        return UserError(f"the learner at {address} refuses: {details}", remedy=remedy)
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return UserError(f"address {address}", expected="a learner (zerocopy_seed.v1)", found=details)
     return Unavailable(details or code.name)

@@ -260,9 +260,7 @@ def _launch(parser: _Parser, words: list[str]) -> int:
 
     from zerocopy_seed.launch_ray import launch_on_ray
 
-    return launch_on_ray(
-        handed_on, num_actors=options.actors, num_cpus=cpus, ray_address=options.ray_address
-    )
+    return launch_on_ray(handed_on, num_actors=options.actors, num_cpus=cpus, ray_address=options.ray_address)
 
 
 def _evaluate(parser: _Parser, words: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""Command lines of manifests, scripts and READMEs, read by the command's own parser, and what that made of them."""
+"""Command lines of manifests, scripts and READMEs, read by the command's own parser."""
 
 import contextlib
 import io

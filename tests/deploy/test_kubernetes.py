@@ -1,4 +1,4 @@
-"""The manifests of deploy/kubernetes: valid by the schemas of Kubernetes and JobSet, and true to the command."""
+"""The manifests of deploy/kubernetes: valid by the schemas of Kubernetes and JobSet, true to the command."""
 
 import copy
 import json
@@ -182,7 +182,7 @@ time.sleep(60)
 
 @pytest.mark.parametrize("name", JOBS)
 def test_who_is_told_to_end_has_not_finished(name, tmp_path):
-    """The shell around the process: another code for an end that was asked for, and nobody else's is changed."""
+    """The shell around the process: its own code for an end that was asked for, the process's for others."""
     program, *options = container_of(JOBS[name])["command"]
     stand_in = ["python3", "-c", STAND_IN, "--flag"]
 

@@ -1,5 +1,6 @@
 """The scripts of deploy/slurm, run with stand-ins for Slurm's commands: what they start, and how they end."""
 
+import contextlib
 import os
 import pathlib
 import shlex
@@ -16,7 +17,7 @@ SCRIPTS = {path.stem: path for path in sorted(FOLDER.glob("*.sbatch"))}
 OPTIONS = set((pathlib.Path(__file__).parent / "schemas" / "sbatch_options.txt").read_text().split())
 SRUN_OPTIONS = {"--het-group", "--export", "--kill-on-bad-exit"}
 
-# Each writes what it was called with; the learner stays until it is told to end, unless `code` says otherwise.
+# Each writes what it was called with; the learner stays until it is told to end, or ends with `code`.
 STAND_INS = {
     "zerocopy-seed": """
         printf '%s\\n' "$@" > "$RECORD/$1.new" && mv "$RECORD/$1.new" "$RECORD/$1"
@@ -60,10 +61,8 @@ def start(tmp_path, monkeypatch):
 
     yield run
     for process in started:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         process.wait()
 
 

@@ -95,16 +95,21 @@ def parent_of(pid):
 @pytest.fixture
 def cluster(tmp_path):
     """Address of a Ray cluster of this machine alone, which nobody else can reach."""
-    ray = [sys.executable, "-m", "ray.scripts.scripts"]
-    port = free_port()
-    options = ["--node-ip-address=127.0.0.1", f"--port={port}", "--num-cpus=2", "--include-dashboard=false"]
-    with process(*ray, "start", "--head", "--block", *options, cwd=tmp_path, output="ray") as head:
-        wait_for(tmp_path / "ray", "Ray runtime started")
-        try:
-            yield f"127.0.0.1:{port}"
-        finally:
-            head.terminate()  # with --block it ends what it has started
-            head.wait(60)
+    start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--num-cpus=2"]
+    start += ["--node-ip-address=127.0.0.1", "--include-dashboard=false", "--disable-usage-stats"]
+    for _ in range(5):  # Ray gives a start half a minute, which may be too little where much else runs
+        port = free_port()
+        with process(*start, f"--port={port}", cwd=tmp_path, output="ray") as head:
+            while (
+                not (is_up := "Ray runtime started" in (tmp_path / "ray").read_text()) and head.poll() is None
+            ):
+                time.sleep(0.2)
+            if is_up:
+                yield f"127.0.0.1:{port}"
+                head.terminate()  # with --block it ends what it has started
+                head.wait(60)
+                return
+    pytest.fail(f"no Ray cluster: {(tmp_path / 'ray').read_text()}")
 
 
 @pytest.mark.slow

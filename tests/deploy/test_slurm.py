@@ -99,6 +99,40 @@ def test_slurm_knows_the_options(name):
     assert {"--requeue", "--signal=B:TERM@120", "--open-mode=append"} <= set(directives(script))
 
 
+CLUSTER = """
+ClusterName=none
+SlurmctldHost=localhost(127.0.0.1)
+SlurmctldPort=9
+AuthType=auth/none
+MessageTimeout=1
+SelectType=select/cons_tres
+GresTypes=gpu
+NodeName=n1
+PartitionName=all Nodes=n1
+"""
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_sbatch_takes_the_options_and_looks_for_a_cluster(name, tmp_path):
+    if shutil.which("sbatch") is None:
+        pytest.skip("sbatch is not installed: apt-get install slurm-client")
+    (tmp_path / "slurm.conf").write_text(CLUSTER)
+
+    def submitted(script):
+        (tmp_path / "script").write_text(script)
+        return subprocess.run(
+            ["sbatch", "--test-only", tmp_path / "script"],
+            capture_output=True,
+            text=True,
+            env=os.environ | {"SLURM_CONF": str(tmp_path / "slurm.conf")},
+        ).stderr
+
+    script = SCRIPTS[name].read_text()
+    assert submitted(script).startswith("allocation failure: Unable to contact slurm controller")
+    both = script.replace("#SBATCH --mem-per-cpu=4G", "#SBATCH --mem-per-cpu=4G\n#SBATCH --mem=4G")
+    assert "mutually exclusive" in submitted(both)
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_bash_can_read_it(name):
     subprocess.run(["bash", "-n", SCRIPTS[name]], check=True)

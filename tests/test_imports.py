@@ -15,7 +15,7 @@ SOURCES = {"zerocopy_seed": ROOT / "zerocopy_seed", "zerocopy_envs": ROOT / "env
 LAYERS = (
     ("",),
     ("cli",),
-    ("bench", "certificates", "doctor"),
+    ("bench", "certificates", "doctor", "launch_ray"),
     ("policy",),
     ("loops",),
     ("summary",),
@@ -72,6 +72,7 @@ JAX_FREE = {
     "zerocopy_seed.extras",
     "zerocopy_seed.files",
     "zerocopy_seed.journal",
+    "zerocopy_seed.launch_ray",
     "zerocopy_seed.metrics_page",
     "zerocopy_seed.plotting",
     "zerocopy_seed.replay_layout",

@@ -8,6 +8,7 @@ import datetime
 import importlib
 import importlib.metadata
 import json
+import math
 import os
 import pathlib
 import socket
@@ -73,6 +74,7 @@ def _run(words: list[str]) -> int:
     commands = {
         "train": (_train, "train an agent into a run directory"),
         "actor": (_actor, "step environments for a learner that runs elsewhere"),
+        "launch": (_launch, "place actors on a cluster, and place anew those that end"),
         "evaluate": (_evaluate, "play whole episodes with a run's checkpoint"),
         "plot": (_plot, "draw the learning curves of several runs together"),
         "bench": (_bench, "measure speed"),
@@ -159,7 +161,7 @@ def _train(parser: _Parser, words: list[str]) -> int:
         )
 
 
-def _actor(parser: _Parser, words: list[str]) -> int:
+def _actor_options(parser: _Parser, words: list[str]) -> argparse.Namespace:
     parser.add_argument("address", metavar="ADDRESS", help="of the learner: HOST:PORT or unix:PATH")
     parser.add_argument(
         "--num-envs", metavar="N", type=int, help="how many environments (default: as the learner says)"
@@ -191,6 +193,11 @@ def _actor(parser: _Parser, words: list[str]) -> int:
         raise UserError("--num-envs", expected="at least 1", found=str(options.num_envs))
     if not options.reconnect_s >= 0:
         raise UserError("--reconnect-s", expected="at least 0", found=str(options.reconnect_s))
+    return options
+
+
+def _actor(parser: _Parser, words: list[str]) -> int:
+    options = _actor_options(parser, words)
 
     from zerocopy_seed.remote.access import read_actor_credentials
     from zerocopy_seed.remote.actor import run_actor
@@ -210,6 +217,50 @@ def _actor(parser: _Parser, words: list[str]) -> int:
         reconnect_s=options.reconnect_s,
         parent_pid=options.parent_pid,
     )
+
+
+def _launch(parser: _Parser, words: list[str]) -> int:
+    parser.usage = f"{parser.prog} ray --actors N [--num-envs K] ADDRESS [...]"
+    parser.description = (
+        "Keeps N actors on a Ray cluster until the run is over, or Ctrl-C. Options of `zerocopy-seed actor` "
+        "are handed on to each: files that they name are to be there on every node, by absolute paths."
+    )
+    engine = words[0] if words else None
+    if engine not in ("ray", "-h", "--help"):
+        raise UserError("launch", expected="ray", found=engine or "nothing", remedy=f"usage: {parser.usage}")
+    own = _Parser(parser.prog, add_help=False)
+    for reader in (own, parser):  # the one parts the words, the other has the help and refuses mistakes
+        reader.add_argument("--actors", metavar="N", type=int, required=True, help="how many actors")
+        reader.add_argument(
+            "--cpus-per-actor",
+            metavar="C",
+            type=float,
+            default=1.0,
+            help="that Ray reserves for each (default: %(default)g)",
+        )
+        reader.add_argument(
+            "--ray-address",
+            metavar="A",
+            default="auto",
+            help="HOST:PORT, ray://HOST:PORT, or local for a cluster of this launch alone "
+            "(default: the cluster that this machine is part of)",
+        )
+    arguments = words[1:] if engine == "ray" else words
+    options = _actor_options(parser, arguments)
+    _, handed_on = own.parse_known_args(arguments)
+    if options.actors < 1:
+        raise UserError("--actors", expected="at least 1", found=str(options.actors))
+    cpus = options.cpus_per_actor
+    if not 0 < cpus < math.inf or (cpus > 1 and cpus % 1):
+        raise UserError("--cpus-per-actor", expected="a whole number, or a part of 1", found=f"{cpus:g}")
+
+    from zerocopy_seed.remote.addresses import parse_address
+
+    parse_address(options.address)
+
+    from zerocopy_seed.launch_ray import launch_on_ray
+
+    return launch_on_ray(handed_on, num_actors=options.actors, num_cpus=cpus, ray_address=options.ray_address)
 
 
 def _evaluate(parser: _Parser, words: list[str]) -> int:

@@ -22,6 +22,7 @@ EXTRAS = {
     "playground": ("mujoco_playground",),
     "atari": ("gymnasium", "ale_py"),
     "envpool": ("envpool",),
+    "ray": ("ray",),
     "video": ("imageio", "imageio_ffmpeg", "pygame"),
 }
 """Modules of each extra, by import name."""

@@ -253,10 +253,13 @@ class MetricsConfig:
 
 @dataclasses.dataclass(frozen=True)
 class DevicesConfig:
-    """Which devices train."""
+    """Which devices learn, and which act for actors."""
 
-    num_devices: Count = 1
-    """Devices that share the slots; must divide agent.num_shards and env.num_envs, or the runs at once."""
+    learner: Count = 1
+    """Devices that learn together and share the slots; must divide agent.num_shards and env.num_envs, or
+    the runs at once."""
+    inference: Literal[0, 1] = 0
+    """1: one more device acts for actors and does not learn; 0: the learner's first acts too."""
 
 
 @dataclasses.dataclass(frozen=True)

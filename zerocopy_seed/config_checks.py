@@ -34,9 +34,9 @@ def validate(config: Config) -> None:
     if has_members(config):
         _validate_members(config)
         return
-    num_envs, agent, num_devices = config.env.num_envs, config.agent, config.devices.num_devices
-    _require_multiple("env.num_envs", num_envs, "devices.num_devices", num_devices)
-    _require_multiple("agent.num_shards", agent.num_shards, "devices.num_devices", num_devices)
+    num_envs, agent, num_devices = config.env.num_envs, config.agent, config.devices.learner
+    _require_multiple("env.num_envs", num_envs, "devices.learner", num_devices)
+    _require_multiple("agent.num_shards", agent.num_shards, "devices.learner", num_devices)
     _validate_sources(config)
     _validate_bridge(config)
     if isinstance(agent, VTraceConfig):
@@ -74,11 +74,11 @@ def _validate_record(config: Config) -> None:
             found=repr(config.record.dir),
             remedy='leave it out, or add --record.dir ""',
         )
-    if config.devices.num_devices > 1:
+    if config.devices.learner > 1:
         raise UserError(
-            "devices.num_devices",
+            "devices.learner",
             expected=f"1 with source = {config.source!r}",
-            found=str(config.devices.num_devices),
+            found=str(config.devices.learner),
         )
 
 
@@ -89,7 +89,7 @@ def recorded_dir(source: str) -> str:
 
 
 def _validate_members(config: Config) -> None:
-    members, num_devices = make_members(config), config.devices.num_devices
+    members, num_devices = make_members(config), config.devices.learner
     if config.evaluation.every_env_steps != math.inf:
         raise UserError(
             "evaluation.every_env_steps",
@@ -99,7 +99,7 @@ def _validate_members(config: Config) -> None:
         )
     if len(members) % num_devices:
         raise UserError(
-            "devices.num_devices",
+            "devices.learner",
             expected=f"a divisor of the {len(members)} runs that are trained at once",
             found=str(num_devices),
         )

@@ -215,9 +215,10 @@ def make_recorded_dispatch(
     return dispatch
 
 
-# How a TrainState lies on a mesh: the learner everywhere, slots and their replay spread over the devices.
+LEARNER_SPECS = LearnerState._make(P(DATA_AXIS) if name == "replay" else P() for name in LearnerState._fields)
+"""How a LearnerState lies on a mesh: everywhere, but slots' replay spread over the devices."""
 _STATE_SPECS: Any = TrainState(
-    learner=LearnerState._make(P(DATA_AXIS) if name == "replay" else P() for name in LearnerState._fields),
+    learner=LEARNER_SPECS,
     actor=P(DATA_AXIS),  # type: ignore[arg-type]
     episodes=P(DATA_AXIS),  # type: ignore[arg-type]
 )

@@ -20,8 +20,8 @@ from zerocopy_seed.config import Config
 from zerocopy_seed.config_sources import is_mixed, num_on_device
 from zerocopy_seed.experience import RecordReader
 from zerocopy_seed.loops.bridge import bridge_program, init_learner
-from zerocopy_seed.loops.compiling import make_mesh
 from zerocopy_seed.loops.console import complain, say
+from zerocopy_seed.loops.devices import make_mesh, place_bridge
 from zerocopy_seed.loops.environments import HostEnvironments, find_environment
 from zerocopy_seed.loops.mixed import check_actors_environment, mixed_program
 from zerocopy_seed.loops.on_device import (
@@ -89,13 +89,16 @@ def choose_source(config: Config) -> Source:
       UserError: it cannot be had, or an environment or record that does not fit.
     """
     if config.source:
+        _require_no_inference_device(config)
         return _Record(config, open_record(config))
     if config.env.place == "actors" or is_mixed(config):
         act_synchronously()
     environment = find_environment(config.env)
     if is_mixed(config):
+        _require_no_inference_device(config)
         return _Mixed(config, environment)
     if isinstance(environment, Vectorized) and config.env.place != "actors":
+        _require_no_inference_device(config)
         return _Device(config, environment)
     act_synchronously()
     return _Actors(config, environment)
@@ -106,7 +109,7 @@ class _Device:
         self._config, self._vectorized, self.environment = config, environment, environment
         self.spec = environment.spec
         self.agent = make_agent(config.agent, config.network, self.spec, num_slots=config.env.num_envs)
-        self.mesh = make_mesh(config.devices.num_devices)
+        self.mesh = make_mesh(config.devices.learner)
 
     def init(self) -> TrainState:
         return init_train_state(self.agent, self._vectorized, self._config.seed, self._config.env.num_envs)
@@ -122,10 +125,10 @@ class _Device:
 
 
 class _Actors:
-    mesh = None
-
     def __init__(self, config: Config, environment: Vectorized | HostEnvironments):
         _check_bridge(config, environment)
+        self._placement = place_bridge(config.devices)
+        self.mesh = self._placement.mesh
         self._config, self.environment, self.spec = config, environment, environment.spec
         self.agent = make_agent(config.agent, config.network, self.spec, num_slots=config.env.num_envs)
 
@@ -140,8 +143,19 @@ class _Actors:
     def program(
         self, state: TrainState, run_dir: pathlib.Path, stop: StopRequest, recording: Recording | None
     ) -> Iterator[tuple[Program, TrainState]]:
+        placement = self._placement
+        state = state._replace(learner=placement.learner(state.learner))
         with bridge_program(
-            self._config, self.agent, self.spec, state, run_dir, stop, recording, say=say, warn=complain
+            self._config,
+            self.agent,
+            self.spec,
+            state,
+            run_dir,
+            stop,
+            recording,
+            placement,
+            say=say,
+            warn=complain,
         ) as program:
             yield program, state
 
@@ -252,14 +266,17 @@ def _compile(
     return Program(agent, recording.recorded(compiled) if recording else compiled, names), state
 
 
+def _require_no_inference_device(config: Config) -> None:
+    if config.devices.inference:
+        raise UserError(
+            "devices.inference",
+            expected="0 where not all environments are in actors",
+            found=str(config.devices.inference),
+        )
+
+
 def _check_bridge(config: Config, environment: Vectorized | HostEnvironments) -> None:
     require_free(parse_address(config.bridge.address, to_listen=True))
-    if config.devices.num_devices > 1:
-        raise UserError(
-            "devices.num_devices",
-            expected="1 where environments are in actors",
-            found=str(config.devices.num_devices),
-        )
     if isinstance(environment, HostEnvironments) and environment.owns_loop and config.bridge.local_actors:
         raise UserError(
             "bridge.local_actors",

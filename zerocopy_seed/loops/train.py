@@ -102,7 +102,7 @@ def _train(
     # traced before anything is written: what does not fit is refused here
     state_types = jax.eval_shape(source.init)
     in_memory = state_types._replace(actor=(state_types.actor, source.besides(state_types)))
-    devices = jax.devices()[: config.devices.num_devices]
+    devices = jax.devices()[: config.devices.learner]
     # whether a replay is saved is asked only of one that fits
     check_memory(config, in_memory, devices, save_replay=config.checkpoint.replay is True)
     save_replay = saves_replay(config.checkpoint, state_types)

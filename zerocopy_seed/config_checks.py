@@ -74,12 +74,11 @@ def _validate_record(config: Config) -> None:
             found=repr(config.record.dir),
             remedy='leave it out, or add --record.dir ""',
         )
-    if config.devices.learner > 1:
-        raise UserError(
-            "devices.learner",
-            expected=f"1 with source = {config.source!r}",
-            found=str(config.devices.learner),
-        )
+    for name in ("learner", "model"):
+        if (found := getattr(config.devices, name)) > 1:
+            raise UserError(
+                f"devices.{name}", expected=f"1 with source = {config.source!r}", found=str(found)
+            )
 
 
 def recorded_dir(source: str) -> str:
@@ -97,6 +96,8 @@ def _validate_members(config: Config) -> None:
             found=f"{config.evaluation.every_env_steps:g}",
             remedy="evaluate the members afterwards",
         )
+    if config.devices.model > 1:
+        raise UserError("devices.model", expected="1 with many runs at once", found=str(config.devices.model))
     if len(members) % num_devices:
         raise UserError(
             "devices.learner",
@@ -168,6 +169,10 @@ def _validate_sources(config: Config) -> None:
     if config.agent.num_shards > 1:
         raise UserError(
             "agent.num_shards", expected="1 where sources divides a batch", found=str(config.agent.num_shards)
+        )
+    if config.devices.model > 1:
+        raise UserError(
+            "devices.model", expected="1 where sources divides a batch", found=str(config.devices.model)
         )
 
 

@@ -11,7 +11,9 @@ from zerocopy_envs.errors import UserError
 from zerocopy_seed.agents import make_agent
 from zerocopy_seed.checkpoint import Checkpointer
 from zerocopy_seed.config import BridgeConfig, Config, DevicesConfig, EnvConfig, MetricsConfig, VTraceConfig
+from zerocopy_seed.loops.devices import make_mesh
 from zerocopy_seed.loops.environments import make_environment
+from zerocopy_seed.loops.layout import LEARNER_SPECS, lay_out
 from zerocopy_seed.loops.train import train
 
 pytestmark = pytest.mark.usefixtures("actors_find_the_package")
@@ -54,6 +56,36 @@ def test_two_devices_that_learn_and_one_that_acts_are_as_one(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("place", ["auto", "actors"])
+def test_large_layers_are_split_over_devices(tmp_path, place):
+    config = dataclasses.replace(
+        LOCK_STEP,
+        env=dataclasses.replace(LOCK_STEP.env, place=place),
+        network=dataclasses.replace(MLP, hidden_sizes=(256, 256)),
+        total_env_steps=180,
+    )
+    one = on(DevicesConfig(), config, tmp_path / "one")
+    split = on(DevicesConfig(learner=2, model=2), config, tmp_path / "split")
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), one, split)
+
+
+def test_the_halves_of_a_large_layer_lie_on_two_devices():
+    mesh = make_mesh(DevicesConfig(learner=2, model=2))
+    assert mesh is not None
+    agent = make_agent(
+        VTRACE,
+        dataclasses.replace(MLP, hidden_sizes=(256, 256)),
+        make_environment(LOCK_STEP.env).spec,
+        num_slots=8,
+    )
+    state = lay_out(LEARNER_SPECS, agent.init(jax.random.key(0, impl="threefry2x32")), mesh)
+    kernels = [leaf for leaf in jax.tree.leaves((state.params, state.opt_state)) if leaf.size >= 2**16]
+    assert len(kernels) == 3  # with Adam's two moments
+    for leaf in kernels:
+        assert {shard.data.shape for shard in leaf.addressable_shards} == {(256, 128)}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "agent",
     [VTRACE, dataclasses.replace(R2D2, num_shards=4, updates_per_insert=2)],
@@ -70,10 +102,11 @@ def test_any_number_of_devices_is_as_one(tmp_path, agent):
 @pytest.mark.parametrize(
     ("devices", "message"),
     [
-        (DevicesConfig(learner=16), "devices.learner: expected at most 8"),
+        (DevicesConfig(learner=16), "devices.learner: expected at most 8: .*, found 16"),
+        (DevicesConfig(learner=4, model=3), "devices.model: expected at most 2: .*, found 3"),
         (
             DevicesConfig(learner=8, inference=1),
-            "devices.inference: expected at most 0, .* besides",
+            "devices.inference: expected at most 0: .* besides",
         ),
     ],
 )

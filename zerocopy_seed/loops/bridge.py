@@ -10,22 +10,16 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from zerocopy_envs.types import EnvironmentSpec
 from zerocopy_seed.agents import make_agent
 from zerocopy_seed.config import Config
 from zerocopy_seed.keys import Stream, stream_key
-from zerocopy_seed.loops.devices import TRAJECTORY_SPECS, Placement
-from zerocopy_seed.loops.on_device import (
-    DATA_AXIS,
-    LEARNER_SPECS,
-    Program,
-    TrainState,
-    Window,
-    add_to_window,
-    make_window,
-)
+from zerocopy_seed.loops.devices import Placement
+from zerocopy_seed.loops.layout import DATA_AXIS, LEARNER_SPECS, TRAJECTORY_SPECS, over_mesh, shardings
+from zerocopy_seed.loops.on_device import Program, TrainState, Window, add_to_window, make_window
 from zerocopy_seed.loops.record import DISPATCH_S
 from zerocopy_seed.loops.recording import Recording
 from zerocopy_seed.loops.serving import compile_store, copy_acting, make_engine, serve_actors
@@ -120,20 +114,22 @@ def _compile(
     """`learn`, which notes its metrics and copies acting parameters; `store`; the metrics' names."""
     _, metrics = jax.eval_shape(agent.learn, state.learner, trajectory)
     names = tuple(sorted(metrics))
-    if placement.mesh is not None:
-        num_slots = config.env.num_envs
+    mesh, num_slots = placement.mesh, config.env.num_envs
+    if mesh is not None:
         agent = make_agent(config.agent, config.network, spec, num_slots=num_slots, axis_name=DATA_AXIS)
 
     def learn(learner: LearnerState, window: Window, trajectory: Trajectory):
         learner, metrics = agent.learn(learner, trajectory)
         return learner, add_to_window(window, metrics, names), copy_acting(agent, learner)
 
-    specs = LEARNER_SPECS, P(), TRAJECTORY_SPECS
-    sharded = placement.sharded(learn, specs, (LEARNER_SPECS, P(), P()))
-    lowered = jax.jit(sharded, donate_argnums=(0, 1)).lower(
+    learning, store, outputs = learn, agent.store, None
+    if mesh is not None:
+        everywhere = NamedSharding(mesh, P())
+        learning = over_mesh(learn, mesh, (LEARNER_SPECS, P(), TRAJECTORY_SPECS), (LEARNER_SPECS, P(), P()))
+        outputs = shardings(LEARNER_SPECS, state.learner, mesh), everywhere, everywhere
+        if store is not None:
+            store = over_mesh(store, mesh, (LEARNER_SPECS, TRAJECTORY_SPECS), LEARNER_SPECS)
+    lowered = jax.jit(learning, donate_argnums=(0, 1), out_shardings=outputs).lower(
         state.learner, make_window(len(names)), trajectory
     )
-    store = agent.store
-    if store is not None:
-        store = placement.sharded(store, (LEARNER_SPECS, TRAJECTORY_SPECS), LEARNER_SPECS)
     return lowered.compile(), compile_store(store, state.learner, trajectory), names

@@ -1,56 +1,31 @@
-"""Which devices learn and which act for actors, and how what they exchange lies on them."""
+"""Which devices learn and which act for actors."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh, SingleDeviceSharding
 
 from zerocopy_envs.errors import UserError
 from zerocopy_seed.config import DevicesConfig
-from zerocopy_seed.loops.on_device import DATA_AXIS, LEARNER_SPECS
-from zerocopy_seed.types import Trajectory
-
-TRAJECTORY_SPECS: Any = Trajectory(
-    timestep=P(None, DATA_AXIS),  # type: ignore[arg-type]
-    action=P(None, DATA_AXIS),
-    actor_output=P(None, DATA_AXIS),
-    recurrent=P(DATA_AXIS),  # type: ignore[arg-type]
-    slot=P(DATA_AXIS),
-    continues=P(DATA_AXIS),
-)
-"""How a Trajectory lies on a mesh: its unrolls spread over the devices."""
+from zerocopy_seed.loops.layout import DATA_AXIS, LEARNER_SPECS, MODEL_AXIS, TRAJECTORY_SPECS, lay_out
 
 
-def make_mesh(num_devices: int) -> Mesh | None:
-    """The first `num_devices`; None for one.
+def make_mesh(config: DevicesConfig) -> Mesh | None:
+    """Of the devices that learn, the first ones; None for one.
 
     Raises:
       UserError: there are not so many.
     """
-    require_devices("devices.learner", num_devices, 0)
-    return Mesh(np.array(jax.devices()[:num_devices]), (DATA_AXIS,)) if num_devices > 1 else None
-
-
-def require_devices(field: str, num_devices: int, num_taken: int) -> None:
-    """Refuses more devices than there are.
-
-    Raises:
-      UserError: naming `field`, and how many are left besides the `num_taken`.
-    """
-    available = jax.device_count() - num_taken
-    if num_devices > available:
-        besides = f" besides the learner's {num_taken}" if num_taken else ""
-        raise UserError(
-            field,
-            expected=f"at most {available}, the {jax.default_backend()} devices here{besides}",
-            found=str(num_devices),
-        )
+    _require_devices("devices.learner", config.learner)
+    _require_devices("devices.model", config.model, config.learner)
+    devices = np.array(jax.devices()[: config.num_learning])
+    if config.model > 1:
+        return Mesh(devices.reshape(config.learner, config.model), (DATA_AXIS, MODEL_AXIS))
+    return Mesh(devices, (DATA_AXIS,)) if config.learner > 1 else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,40 +40,22 @@ class Placement:
     mesh: Mesh | None
     inference: Any
 
-    @property
-    def is_one_device(self) -> bool:
-        """Whether nothing moves between devices."""
-        return self.mesh is None and self.inference == jax.devices()[0]
-
-    def to_learner(self, trajectory: Any) -> Any:
-        """Unrolls that acting left on its device, where `learn` wants them; or their types likewise."""
-        if self.is_one_device:
-            return trajectory
-        return _move(trajectory, self._spread(TRAJECTORY_SPECS, trajectory))
-
-    def to_inference(self, params: Any) -> Any:
-        """What acting reads, of which every learning device has a copy, on the device that acts."""
-        return params if self.is_one_device else jax.device_put(params, self.inference)
-
     def learner(self, state: Any) -> Any:
         """A LearnerState laid out over the devices that learn."""
-        return state if self.mesh is None else jax.device_put(state, self._spread(LEARNER_SPECS, state))
+        return state if self.mesh is None else lay_out(LEARNER_SPECS, state, self.mesh)
 
-    def sharded(self, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
-        """`function` over the mesh; itself without one."""
-        if self.mesh is None:
-            return function
-        return jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs)
+    def to_learner(self, trajectory: Any) -> Any:
+        """A Trajectory that lies on the device that acts, where `learn` wants it."""
+        if self.mesh is not None:
+            return lay_out(TRAJECTORY_SPECS, trajectory, self.mesh)
+        first = jax.devices()[0]
+        moves = self.inference != first
+        return jax.device_put(trajectory, SingleDeviceSharding(first)) if moves else trajectory
 
-    def _spread(self, specs: Any, tree: Any) -> Any:
-        """A sharding for every leaf."""
-        if self.mesh is None:
-            one = SingleDeviceSharding(jax.devices()[0])
-            return jax.tree.map(lambda _: one, tree)
-        mesh = self.mesh
-        return jax.tree.map(
-            lambda spec, part: jax.tree.map(lambda _: NamedSharding(mesh, spec), part), specs, tree
-        )
+    def to_inference(self, params: Any) -> Any:
+        """What acting reads, which lies where it was learned, on the device that acts."""
+        moves = self.mesh is not None or self.inference != jax.devices()[0]
+        return jax.device_put(params, self.inference) if moves else params
 
 
 def place_bridge(config: DevicesConfig) -> Placement:
@@ -107,15 +64,19 @@ def place_bridge(config: DevicesConfig) -> Placement:
     Raises:
       UserError: there are not so many.
     """
-    mesh = make_mesh(config.learner)
-    require_devices("devices.inference", config.inference, config.learner)
-    return Placement(mesh, jax.devices()[config.learner if config.inference else 0])
+    mesh = make_mesh(config)
+    _require_devices("devices.inference", config.inference, besides=config.num_learning)
+    return Placement(mesh, jax.devices()[config.num_learning if config.inference else 0])
 
 
-def _move(tree: Any, shardings: Any) -> Any:
-    def one(leaf: Any, sharding: Any) -> Any:
-        if isinstance(leaf, jax.ShapeDtypeStruct):
-            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-        return jax.device_put(leaf, sharding)
-
-    return jax.tree.map(one, tree, shardings)
+def _require_devices(field: str, count: int, times: int = 1, besides: int = 0) -> None:
+    available = jax.device_count()
+    if count and count * times + besides > available:
+        others = f", besides the {besides} that learn" if besides else ""
+        others += f", with devices.learner = {times}" if times > 1 else ""
+        raise UserError(
+            field,
+            expected=f"at most {(available - besides) // times}: there are {available} "
+            f"{jax.default_backend()} devices{others}",
+            found=str(count),
+        )

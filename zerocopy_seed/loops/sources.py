@@ -23,9 +23,9 @@ from zerocopy_seed.loops.bridge import bridge_program, init_learner
 from zerocopy_seed.loops.console import complain, say
 from zerocopy_seed.loops.devices import make_mesh, place_bridge
 from zerocopy_seed.loops.environments import HostEnvironments, find_environment
+from zerocopy_seed.loops.layout import DATA_AXIS, STATE_SPECS, dispatch_shardings, lay_out, shard_dispatch
 from zerocopy_seed.loops.mixed import check_actors_environment, mixed_program
 from zerocopy_seed.loops.on_device import (
-    DATA_AXIS,
     Program,
     TrainState,
     init_train_state,
@@ -35,8 +35,6 @@ from zerocopy_seed.loops.on_device import (
     make_update,
     make_window,
     metric_names,
-    shard_dispatch,
-    shard_train_state,
 )
 from zerocopy_seed.loops.recorded import check_record, init_from_record, open_record, recorded_program
 from zerocopy_seed.loops.recording import Recording
@@ -109,7 +107,7 @@ class _Device:
         self._config, self._vectorized, self.environment = config, environment, environment
         self.spec = environment.spec
         self.agent = make_agent(config.agent, config.network, self.spec, num_slots=config.env.num_envs)
-        self.mesh = make_mesh(config.devices.learner)
+        self.mesh = make_mesh(config.devices)
 
     def init(self) -> TrainState:
         return init_train_state(self.agent, self._vectorized, self._config.seed, self._config.env.num_envs)
@@ -252,16 +250,19 @@ def _compile(
             num_slots=config.env.num_envs,
             axis_name=axis_name,
         )
-        state = shard_train_state(state, mesh)
+        state = lay_out(STATE_SPECS, state, mesh)
     if recording is None:
         update = make_update(acting_agent, environment, unroll_length, axis_name=axis_name)
         dispatch: Any = make_dispatch(update, names)
     else:
         played = make_played_update(acting_agent, environment, unroll_length, axis_name=axis_name)
         dispatch = make_recorded_dispatch(played, names, recording.chunk, axis_name=axis_name)
+    outputs = None
     if mesh is not None:
         dispatch = shard_dispatch(dispatch, mesh, is_recorded=recording is not None)
-    lowered = jax.jit(dispatch, donate_argnums=(0, 1)).lower(state, make_window(len(names)), jnp.int32(1))
+        outputs = dispatch_shardings(state, mesh, is_recorded=recording is not None)
+    jitted = jax.jit(dispatch, donate_argnums=(0, 1), out_shardings=outputs)
+    lowered = jitted.lower(state, make_window(len(names)), jnp.int32(1))
     compiled = hearing_signals(lowered.compile)
     return Program(agent, recording.recorded(compiled) if recording else compiled, names), state
 

@@ -60,7 +60,7 @@ def train_members(config: Config, run_dir: pathlib.Path, resume: bool, stop: Sto
     """
     members, environment = make_members(config), _environment(config)
     agent = make_agent(config.agent, config.network, environment.spec, num_slots=config.env.num_envs)
-    mesh = make_mesh(config.devices.learner)
+    mesh = make_mesh(config.devices)
     check_run_dir(config, run_dir, resume)
     use_compile_cache()
     types = jax.eval_shape(

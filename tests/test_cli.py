@@ -179,7 +179,7 @@ def test_exit_code_of_train_is_the_commands(config_path, stand_in):
             ("--agent.learnig-rate", "did you mean learning_rate?"),
         ),
         (["train", "CONFIG", "--run-dir"], ("--run-dir", "expected one argument")),
-        (["train", "CONFIG", "--env.num-envs", "6", "--devices.num-devices", "4"], ("4", "found 6")),
+        (["train", "CONFIG", "--env.num-envs", "6", "--devices.learner", "4"], ("4", "found 6")),
         (["evaluate"], ("RUN_DIR",)),
         (["evaluate", "missing"], ("missing", "config.toml")),
         (["evaluate", "missing", "--episodes", "0"], ("--episodes", "at least 1", "0")),

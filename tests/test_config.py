@@ -367,12 +367,12 @@ def test_zero_is_a_value(load, flag):
     ("config", "words"),
     [
         (
-            dataclasses.replace(BASE, env=EnvConfig("a:b", num_envs=6), devices=DevicesConfig(num_devices=4)),
-            ("env.num_envs", "devices.num_devices = 4", "found 6", "use 4 or 8"),
+            dataclasses.replace(BASE, env=EnvConfig("a:b", num_envs=6), devices=DevicesConfig(learner=4)),
+            ("env.num_envs", "devices.learner = 4", "found 6", "use 4 or 8"),
         ),
         (
-            dataclasses.replace(BASE, agent=VTraceConfig(num_shards=2), devices=DevicesConfig(num_devices=4)),
-            ("agent.num_shards", "devices.num_devices = 4", "found 2", "use 4"),
+            dataclasses.replace(BASE, agent=VTraceConfig(num_shards=2), devices=DevicesConfig(learner=4)),
+            ("agent.num_shards", "devices.learner = 4", "found 2", "use 4"),
         ),
         (
             dataclasses.replace(BASE, agent=VTraceConfig(num_shards=4, num_minibatches=3)),
@@ -505,7 +505,7 @@ def test_divisible_counts_pass():
             BASE,
             env=EnvConfig("a:b", num_envs=48),
             agent=VTraceConfig(num_shards=8, num_minibatches=3),
-            devices=DevicesConfig(num_devices=4),
+            devices=DevicesConfig(learner=4),
         )
     )
 
@@ -567,7 +567,7 @@ def test_resume_may_change_what_leaves_the_mathematics_alone():
         total_env_steps=2000,
         checkpoint=CheckpointConfig(every_s=1.0, max_to_keep=1, replay=False),
         metrics=MetricsConfig(every_env_steps=5, tensorboard=False),
-        devices=DevicesConfig(num_devices=8),
+        devices=DevicesConfig(learner=8),
     )
     assert resume_differences(BASE, new) == []
     refuse_changed_mathematics(BASE, new)

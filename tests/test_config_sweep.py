@@ -140,12 +140,10 @@ def test_what_cannot_be_swept_is_refused_by_name(load, sweep, words):
 
 
 def test_what_members_may_not_be(load):
-    with pytest.raises(
-        UserError, match=r"^devices\.num_devices: expected a divisor of the 6 runs .*found 4$"
-    ):
-        load("", "--num-seeds", "6", "--devices.num-devices", "4")
+    with pytest.raises(UserError, match=r"^devices\.learner: expected a divisor of the 6 runs .*found 4$"):
+        load("", "--num-seeds", "6", "--devices.learner", "4")
     # Members are spread, so that slots need not be.
-    assert load("", "--num-seeds", "9", "--devices.num-devices", "3", "--env.num-envs", "16").num_seeds == 9
+    assert load("", "--num-seeds", "9", "--devices.learner", "3", "--env.num-envs", "16").num_seeds == 9
     with pytest.raises(UserError, match=r"^num_seeds: expected seeds less than 2\^32"):
         load("", "--num-seeds", "2", "--seed", str(2**32 - 1))
     with pytest.raises(UserError, match=r"^num_seeds: expected at most 1,024 runs at once"):

@@ -257,10 +257,20 @@ class MetricsConfig:
 
 @dataclasses.dataclass(frozen=True)
 class DevicesConfig:
-    """Which devices train."""
+    """Which devices learn, and which act for actors."""
 
-    num_devices: Count = 1
-    """Devices that share the slots; must divide agent.num_shards and env.num_envs, or the runs at once."""
+    learner: Count = 1
+    """Devices that learn together and share the slots; must divide agent.num_shards and env.num_envs, or
+    the runs at once."""
+    model: Count = 1
+    """Devices over which every large layer is split: each of devices.learner is so many."""
+    inference: Literal[0, 1] = 0
+    """1: one more device acts for actors and does not learn; 0: the learner's first acts too."""
+
+    @property
+    def num_learning(self) -> int:
+        """All that learn."""
+        return self.learner * self.model
 
 
 @dataclasses.dataclass(frozen=True)

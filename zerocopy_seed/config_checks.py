@@ -34,9 +34,9 @@ def validate(config: Config) -> None:
     if has_members(config):
         _validate_members(config)
         return
-    num_envs, agent, num_devices = config.env.num_envs, config.agent, config.devices.num_devices
-    _require_multiple("env.num_envs", num_envs, "devices.num_devices", num_devices)
-    _require_multiple("agent.num_shards", agent.num_shards, "devices.num_devices", num_devices)
+    num_envs, agent, num_devices = config.env.num_envs, config.agent, config.devices.learner
+    _require_multiple("env.num_envs", num_envs, "devices.learner", num_devices)
+    _require_multiple("agent.num_shards", agent.num_shards, "devices.learner", num_devices)
     _validate_sources(config)
     _validate_bridge(config)
     if isinstance(agent, VTraceConfig):
@@ -74,12 +74,11 @@ def _validate_record(config: Config) -> None:
             found=repr(config.record.dir),
             remedy='leave it out, or add --record.dir ""',
         )
-    if config.devices.num_devices > 1:
-        raise UserError(
-            "devices.num_devices",
-            expected=f"1 with source = {config.source!r}",
-            found=str(config.devices.num_devices),
-        )
+    for name in ("learner", "model"):
+        if (found := getattr(config.devices, name)) > 1:
+            raise UserError(
+                f"devices.{name}", expected=f"1 with source = {config.source!r}", found=str(found)
+            )
 
 
 def recorded_dir(source: str) -> str:
@@ -89,7 +88,7 @@ def recorded_dir(source: str) -> str:
 
 
 def _validate_members(config: Config) -> None:
-    members, num_devices = make_members(config), config.devices.num_devices
+    members, num_devices = make_members(config), config.devices.learner
     if config.evaluation.every_env_steps != math.inf:
         raise UserError(
             "evaluation.every_env_steps",
@@ -97,9 +96,11 @@ def _validate_members(config: Config) -> None:
             found=f"{config.evaluation.every_env_steps:g}",
             remedy="evaluate the members afterwards",
         )
+    if config.devices.model > 1:
+        raise UserError("devices.model", expected="1 with many runs at once", found=str(config.devices.model))
     if len(members) % num_devices:
         raise UserError(
-            "devices.num_devices",
+            "devices.learner",
             expected=f"a divisor of the {len(members)} runs that are trained at once",
             found=str(num_devices),
         )
@@ -168,6 +169,10 @@ def _validate_sources(config: Config) -> None:
     if config.agent.num_shards > 1:
         raise UserError(
             "agent.num_shards", expected="1 where sources divides a batch", found=str(config.agent.num_shards)
+        )
+    if config.devices.model > 1:
+        raise UserError(
+            "devices.model", expected="1 where sources divides a batch", found=str(config.devices.model)
         )
 
 

@@ -75,7 +75,7 @@ def make_members(config: Config) -> tuple[Member, ...]:
             found=f"{config.num_seeds:,} seeds of {len(settings):,} settings",
         )
     alone = dataclasses.replace(
-        config, num_seeds=1, sweep={}, devices=dataclasses.replace(config.devices, num_devices=1)
+        config, num_seeds=1, sweep={}, devices=dataclasses.replace(config.devices, learner=1)
     )
     longest = max(len(setting_name(setting)) for setting in settings)
     if longest > _MAX_NAME:

@@ -30,15 +30,13 @@ from zerocopy_seed.agents.r2d2 import q_values
 from zerocopy_seed.config import EnvConfig, NetworkConfig, R2D2Config
 from zerocopy_seed.keys import Stream, slot_keys, stream_key
 from zerocopy_seed.loops.environments import make_environment
+from zerocopy_seed.loops.layout import DATA_AXIS, STATE_SPECS, lay_out, shard_dispatch
 from zerocopy_seed.loops.on_device import (
-    DATA_AXIS,
     init_train_state,
     make_dispatch,
     make_update,
     make_window,
     metric_names,
-    shard_dispatch,
-    shard_train_state,
 )
 from zerocopy_seed.networks import NetworkOutput, make_network
 from zerocopy_seed.ops.distributions import ILLEGAL_LOGIT
@@ -546,7 +544,7 @@ def test_one_device_is_eight(programs, learning):
     agent = make_agent(CONFIG, LSTM, Stretches.spec, num_slots=SLOTS, axis_name=DATA_AXIS)
     update = make_update(agent, programs.environment, CONFIG.unroll_length, axis_name=DATA_AXIS)
     mesh = Mesh(np.array(jax.devices()), (DATA_AXIS,))
-    arguments = shard_train_state(programs.state, mesh), make_window(len(names)), jnp.int32(len(metrics))
+    arguments = lay_out(STATE_SPECS, programs.state, mesh), make_window(len(names)), jnp.int32(len(metrics))
     dispatch = jax.jit(shard_dispatch(make_dispatch(update, names), mesh)).lower(*arguments).compile()
     state, window = dispatch(*arguments)
 

@@ -11,15 +11,13 @@ from zerocopy_seed.agents import make_agent
 from zerocopy_seed.config import EnvConfig, NetworkConfig, VTraceConfig
 from zerocopy_seed.episodes import track_episodes
 from zerocopy_seed.loops.environments import make_environment
+from zerocopy_seed.loops.layout import DATA_AXIS, STATE_SPECS, lay_out, shard_dispatch
 from zerocopy_seed.loops.on_device import (
-    DATA_AXIS,
     init_train_state,
     make_dispatch,
     make_update,
     make_window,
     metric_names,
-    shard_dispatch,
-    shard_train_state,
 )
 from zerocopy_seed.networks import make_network
 from zerocopy_seed.ops.counters import as_int
@@ -236,7 +234,7 @@ def test_one_update_on_eight_devices_is_one_update_on_one(config, network):
     dispatch = shard_dispatch(
         make_dispatch(make_update(sharded_agent, environment, 13, axis_name=DATA_AXIS), names), mesh
     )
-    together, window = jax.jit(dispatch)(shard_train_state(state, mesh), window, jnp.int32(1))
+    together, window = jax.jit(dispatch)(lay_out(STATE_SPECS, state, mesh), window, jnp.int32(1))
 
     assert int(alone.learner.env_steps.low) == int(together.learner.env_steps.low) < 32 * 13
     np.testing.assert_array_equal(alone.actor.timestep.observation, together.actor.timestep.observation)

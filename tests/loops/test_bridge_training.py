@@ -105,21 +105,9 @@ def reading_the_page():
         reader.join()
 
 
-@pytest.mark.parametrize(
-    ("bridge", "devices", "subject"),
-    [
-        (BridgeConfig(address="nowhere"), 1, "nowhere"),
-        (BridgeConfig(), 2, "devices.num_devices"),
-    ],
-)
-def test_what_cannot_work_is_refused_before_anything_is_written(tmp_path, bridge, devices, subject):
-    config = dataclasses.replace(
-        CARTPOLE,
-        bridge=bridge,
-        agent=dataclasses.replace(CARTPOLE.agent, num_shards=devices),
-        devices=dataclasses.replace(CARTPOLE.devices, num_devices=devices),
-    )
-    with pytest.raises(UserError, match=subject):
+def test_what_cannot_work_is_refused_before_anything_is_written(tmp_path):
+    config = dataclasses.replace(CARTPOLE, bridge=BridgeConfig(address="nowhere"))
+    with pytest.raises(UserError, match="nowhere"):
         train(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -238,7 +238,7 @@ def test_a_full_disk_does_not_end_a_run(played, tmp_path, monkeypatch, capsys):
             ["--sources.device", "0.5", "--sources.actors", "0.5"],
             "source = 'recorded:DIR': expected one source",
         ),
-        (["--devices.num-devices", "2", "--agent.num-shards", "2"], "devices.num_devices: expected 1"),
+        (["--devices.learner", "2", "--agent.num-shards", "2"], "devices.learner: expected 1"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_is_written(played, tmp_path, words, message, capsys):

@@ -16,7 +16,8 @@ from zerocopy_seed.config import CheckpointConfig, R2D2Config
 from zerocopy_seed.leaves import tree_sha256
 from zerocopy_seed.loops import sources
 from zerocopy_seed.loops import train as train_module
-from zerocopy_seed.loops.on_device import DATA_AXIS, TrainState, shard_train_state, spread_types
+from zerocopy_seed.loops.layout import DATA_AXIS, STATE_SPECS, lay_out, spread_types
+from zerocopy_seed.loops.on_device import TrainState
 from zerocopy_seed.loops.run_checkpoint import (
     checkpoint_items,
     empty_replay,
@@ -99,7 +100,7 @@ def test_a_replay_is_spread_over_devices_from_the_first(tmp_path):
     with Checkpointer(tmp_path) as saves:
         saves.save(1, checkpoint_items(AGENT, STATE))
         _, restored = restore_train_state(saves, target)
-    laid_out = shard_train_state(restored, mesh)
+    laid_out = lay_out(STATE_SPECS, restored, mesh)
     for replay in (empty_replay(types), restored.learner.replay, laid_out.learner.replay):
         for leaf in jax.tree.leaves(replay):
             assert [shard.data.shape[0] for shard in leaf.addressable_shards] == [1] * 8

@@ -203,8 +203,8 @@ def test_a_resume_at_or_past_the_total_does_nothing(run_dir, monkeypatch, capfd)
         (["--network.torso", "minatar_conv"], "minatar_conv"),
         (["--env.settings.rwos", "4"], "rows"),
         (
-            ["--devices.num-devices", "99", "--agent.num-shards", "99", "--env.num-envs", "99"],
-            "devices.num_devices",
+            ["--devices.learner", "99", "--agent.num-shards", "99", "--env.num-envs", "99"],
+            "devices.learner",
         ),
     ],
 )

@@ -146,7 +146,7 @@ def test_a_resumed_directory_equals_one_that_was_never_stopped(run_dir, tmp_path
     [
         (["--env.place", "actors"], "num_seeds: expected one run where environments are in actors, found 4"),
         (["--sources.device", "0.5", "--sources.actors", "0.5"], "num_seeds: expected one run where env"),
-        (["--devices.num-devices", "3"], "devices.num_devices: expected a divisor of the 4 runs"),
+        (["--devices.learner", "3"], "devices.learner: expected a divisor of the 4 runs"),
         (["--sweep.agent.unroll-length", "5", "10"], "sweep.agent.unroll_length: expected a float setting"),
         (["--agent.name", "vtrace", "--sweep.agent.learning-rate", "-1"], "sweep.agent.learning_rate"),
     ],

@@ -17,8 +17,8 @@ from zerocopy_seed.agents import make_agent
 from zerocopy_seed.config import Config
 from zerocopy_seed.config_sweep import Member
 from zerocopy_seed.loops.compiling import compile_once
+from zerocopy_seed.loops.layout import DATA_AXIS
 from zerocopy_seed.loops.on_device import (
-    DATA_AXIS,
     TrainState,
     Window,
     init_train_state,

@@ -113,7 +113,7 @@ def mixed_program(
     update = make_mixed_update(agent, environment, config.agent.unroll_length)
     nothing = engine.empty_trajectory()
     learn, names = hearing_signals(lambda: _compile(agent, update, state, nothing))
-    store = hearing_signals(lambda: compile_store(agent, state.learner, nothing))
+    store = hearing_signals(lambda: compile_store(agent.store, state.learner, nothing))
     theirs = actors_environment(config)
     run = (theirs.name, theirs.settings, environment.spec)
     wait = config.sources.wait

@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from zerocopy_envs.wrappers import Vectorized
 from zerocopy_seed.episodes import (
@@ -27,8 +25,6 @@ from zerocopy_seed.ops.collectives import device_index, local_copy, sum_over_dev
 from zerocopy_seed.ops.summation import CompensatedSum
 from zerocopy_seed.rollout import ActorState, begin, unroll
 from zerocopy_seed.types import Agent, Array, LearnerState, Mode, Trajectory
-
-DATA_AXIS = "data"
 
 
 class TrainState(NamedTuple):
@@ -215,46 +211,3 @@ def make_recorded_dispatch(
         return lax.fori_loop(0, num_updates, one_update, carry)
 
     return dispatch
-
-
-# How a TrainState lies on a mesh: the learner everywhere, slots and their replay spread over the devices.
-_STATE_SPECS: Any = TrainState(
-    learner=LearnerState._make(P(DATA_AXIS) if name == "replay" else P() for name in LearnerState._fields),
-    actor=P(DATA_AXIS),  # type: ignore[arg-type]
-    episodes=P(DATA_AXIS),  # type: ignore[arg-type]
-)
-
-
-def shard_train_state(state: TrainState, mesh: Mesh) -> TrainState:
-    """`state` laid out over `mesh`."""
-    return jax.device_put(state, jax.tree.map(lambda spec: NamedSharding(mesh, spec), _STATE_SPECS))
-
-
-def spread_types(types: Any, mesh: Mesh) -> Any:
-    """Array types with their leading axes laid out over `mesh`, as a replay's are."""
-    sharding = NamedSharding(mesh, P(DATA_AXIS))
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), types)
-
-
-_PLAYED_SPECS: Any = Trajectory(
-    timestep=P(None, None, DATA_AXIS),  # type: ignore[arg-type]
-    action=P(None, None, DATA_AXIS),
-    actor_output=P(None, None, DATA_AXIS),
-    recurrent=P(None, DATA_AXIS),  # type: ignore[arg-type]
-    slot=P(None, DATA_AXIS),
-    continues=P(None, DATA_AXIS),
-)
-
-
-def shard_dispatch(
-    dispatch: Callable[..., Any], mesh: Mesh, *, is_recorded: bool = False
-) -> Callable[..., Any]:
-    """`make_dispatch`'s function over `mesh`: every device runs its own slots, gradients are summed.
-
-    Args:
-      dispatch: that function, or with `is_recorded` that of `make_recorded_dispatch`.
-      mesh: over which slots are spread.
-      is_recorded: whether it also gives trajectories.
-    """
-    out_specs = (_STATE_SPECS, P(), _PLAYED_SPECS) if is_recorded else (_STATE_SPECS, P())
-    return jax.shard_map(dispatch, mesh=mesh, in_specs=(_STATE_SPECS, P(), P()), out_specs=out_specs)

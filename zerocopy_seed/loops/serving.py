@@ -70,12 +70,16 @@ def make_engine(
     *,
     num_slots: int,
     first_slot: int = 0,
+    to_inference: Callable[[ActingParams], ActingParams] = lambda params: params,
 ) -> Engine:
-    """The engine of a run whose `num_slots` slots from `first_slot` on are in actors."""
+    """The engine of a run whose `num_slots` slots from `first_slot` on are in actors.
+
+    It acts on the device on which `to_inference` leaves what acting reads.
+    """
     return Engine(
         agent,
         spec,
-        jax.jit(functools.partial(copy_acting, agent))(learner),
+        to_inference(jax.jit(functools.partial(copy_acting, agent))(learner)),
         seed=config.seed,
         num_slots=num_slots,
         unroll_length=config.agent.unroll_length,
@@ -91,11 +95,9 @@ def copy_acting(agent: Agent, learner: LearnerState) -> ActingParams:
     return jax.tree.map(jnp.copy, agent.acting(learner))
 
 
-def compile_store(agent: Agent, learner: LearnerState, trajectory: Trajectory) -> Any:
-    """`agent.store`, compiled; None where it has none."""
-    if agent.store is None:
-        return None
-    return jax.jit(agent.store, donate_argnums=0).lower(learner, trajectory).compile()
+def compile_store(store: Any, learner: LearnerState, trajectory: Trajectory) -> Any:
+    """An agent's `store`, compiled; None for None."""
+    return store and jax.jit(store, donate_argnums=0).lower(learner, trajectory).compile()
 
 
 class Actors:

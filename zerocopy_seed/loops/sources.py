@@ -20,12 +20,12 @@ from zerocopy_seed.config import Config
 from zerocopy_seed.config_sources import is_mixed, num_on_device
 from zerocopy_seed.experience import RecordReader
 from zerocopy_seed.loops.bridge import bridge_program, init_learner
-from zerocopy_seed.loops.compiling import make_mesh
 from zerocopy_seed.loops.console import complain, say
+from zerocopy_seed.loops.devices import make_mesh, place_bridge
 from zerocopy_seed.loops.environments import HostEnvironments, find_environment
+from zerocopy_seed.loops.layout import DATA_AXIS, STATE_SPECS, dispatch_shardings, lay_out, shard_dispatch
 from zerocopy_seed.loops.mixed import check_actors_environment, mixed_program
 from zerocopy_seed.loops.on_device import (
-    DATA_AXIS,
     Program,
     TrainState,
     init_train_state,
@@ -35,8 +35,6 @@ from zerocopy_seed.loops.on_device import (
     make_update,
     make_window,
     metric_names,
-    shard_dispatch,
-    shard_train_state,
 )
 from zerocopy_seed.loops.recorded import check_record, init_from_record, open_record, recorded_program
 from zerocopy_seed.loops.recording import Recording
@@ -90,13 +88,16 @@ def choose_source(config: Config) -> Source:
       UserError: it cannot be had, or an environment or record that does not fit.
     """
     if config.source:
+        _require_no_inference_device(config)
         return _Record(config, open_record(config))
     if config.env.place == "actors" or is_mixed(config):
         act_synchronously()
     environment = find_environment(config.env)
     if is_mixed(config):
+        _require_no_inference_device(config)
         return _Mixed(config, environment)
     if isinstance(environment, Vectorized) and config.env.place != "actors":
+        _require_no_inference_device(config)
         return _Device(config, environment)
     act_synchronously()
     return _Actors(config, environment)
@@ -107,7 +108,7 @@ class _Device:
         self._config, self._vectorized, self.environment = config, environment, environment
         self.spec = environment.spec
         self.agent = make_agent(config.agent, config.network, self.spec, num_slots=config.env.num_envs)
-        self.mesh = make_mesh(config.devices.num_devices)
+        self.mesh = make_mesh(config.devices)
 
     def init(self) -> TrainState:
         return init_train_state(self.agent, self._vectorized, self._config.seed, self._config.env.num_envs)
@@ -123,10 +124,10 @@ class _Device:
 
 
 class _Actors:
-    mesh = None
-
     def __init__(self, config: Config, environment: Vectorized | HostEnvironments):
         _check_bridge(config, environment)
+        self._placement = place_bridge(config.devices)
+        self.mesh = self._placement.mesh
         self._config, self.environment, self.spec = config, environment, environment.spec
         self.agent = make_agent(config.agent, config.network, self.spec, num_slots=config.env.num_envs)
 
@@ -141,8 +142,19 @@ class _Actors:
     def program(
         self, state: TrainState, run_dir: pathlib.Path, stop: StopRequest, recording: Recording | None
     ) -> Iterator[tuple[Program, TrainState]]:
+        placement = self._placement
+        state = state._replace(learner=placement.learner(state.learner))
         with bridge_program(
-            self._config, self.agent, self.spec, state, run_dir, stop, recording, say=say, warn=complain
+            self._config,
+            self.agent,
+            self.spec,
+            state,
+            run_dir,
+            stop,
+            recording,
+            placement,
+            say=say,
+            warn=complain,
         ) as program:
             yield program, state
 
@@ -239,30 +251,36 @@ def _compile(
             num_slots=config.env.num_envs,
             axis_name=axis_name,
         )
-        state = shard_train_state(state, mesh)
+        state = lay_out(STATE_SPECS, state, mesh)
     if recording is None:
         update = make_update(acting_agent, environment, unroll_length, axis_name=axis_name)
         dispatch: Any = make_dispatch(update, names)
     else:
         played = make_played_update(acting_agent, environment, unroll_length, axis_name=axis_name)
         dispatch = make_recorded_dispatch(played, names, recording.chunk, axis_name=axis_name)
+    outputs = None
     if mesh is not None:
         dispatch = shard_dispatch(dispatch, mesh, is_recorded=recording is not None)
-    lowered = jax.jit(dispatch, donate_argnums=(0, 1)).lower(state, make_window(len(names)), jnp.int32(1))
+        outputs = dispatch_shardings(state, mesh, is_recorded=recording is not None)
+    jitted = jax.jit(dispatch, donate_argnums=(0, 1), out_shardings=outputs)
+    lowered = jitted.lower(state, make_window(len(names)), jnp.int32(1))
     compiled = hearing_signals(lowered.compile)
     return Program(agent, recording.recorded(compiled) if recording else compiled, names), state
+
+
+def _require_no_inference_device(config: Config) -> None:
+    if config.devices.inference:
+        raise UserError(
+            "devices.inference",
+            expected="0 where not all environments are in actors",
+            found=str(config.devices.inference),
+        )
 
 
 def _check_bridge(config: Config, environment: Vectorized | HostEnvironments) -> None:
     address = parse_address(config.bridge.address, to_listen=True)
     read_access(config.bridge, address)
     require_free(address)
-    if config.devices.num_devices > 1:
-        raise UserError(
-            "devices.num_devices",
-            expected="1 where environments are in actors",
-            found=str(config.devices.num_devices),
-        )
     if isinstance(environment, HostEnvironments) and environment.owns_loop and config.bridge.local_actors:
         raise UserError(
             "bridge.local_actors",

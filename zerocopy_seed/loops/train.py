@@ -20,13 +20,9 @@ from zerocopy_seed.loops.compile_cache import use_compile_cache
 from zerocopy_seed.loops.compiling import compile_once
 from zerocopy_seed.loops.console import complain, draw, keep_journal, note, say
 from zerocopy_seed.loops.evaluation import Evaluation, evaluate_while_training
+from zerocopy_seed.loops.layout import spread_types
 from zerocopy_seed.loops.memory import check_memory
-from zerocopy_seed.loops.on_device import (
-    Program,
-    TrainState,
-    make_window,
-    spread_types,
-)
+from zerocopy_seed.loops.on_device import Program, TrainState, make_window
 from zerocopy_seed.loops.origin import load_origin
 from zerocopy_seed.loops.profiling import with_profile
 from zerocopy_seed.loops.record import DISPATCH_S, RunRecord, metrics_row
@@ -103,7 +99,7 @@ def _train(
     # traced before anything is written: what does not fit is refused here
     state_types = jax.eval_shape(source.init)
     in_memory = state_types._replace(actor=(state_types.actor, source.besides(state_types)))
-    devices = jax.devices()[: config.devices.num_devices]
+    devices = jax.devices()[: config.devices.num_learning]
     # whether a replay is saved is asked only of one that fits
     check_memory(config, in_memory, devices, save_replay=config.checkpoint.replay is True)
     save_replay = saves_replay(config.checkpoint, state_types)

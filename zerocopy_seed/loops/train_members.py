@@ -22,8 +22,8 @@ from zerocopy_seed.config_sources import is_mixed
 from zerocopy_seed.config_sweep import Member, make_members
 from zerocopy_seed.curves import MEMBERS
 from zerocopy_seed.loops.compile_cache import use_compile_cache
-from zerocopy_seed.loops.compiling import make_mesh
 from zerocopy_seed.loops.console import complain, draw, keep_journal, say
+from zerocopy_seed.loops.devices import make_mesh
 from zerocopy_seed.loops.environments import find_environment
 from zerocopy_seed.loops.members import MembersProgram, compile_members, init_members, put_member, take_member
 from zerocopy_seed.loops.memory import check_memory
@@ -61,7 +61,7 @@ def train_members(config: Config, run_dir: pathlib.Path, resume: bool, stop: Sto
     """
     members, environment = make_members(config), _environment(config)
     agent = make_agent(config.agent, config.network, environment.spec, num_slots=config.env.num_envs)
-    mesh = make_mesh(config.devices.num_devices)
+    mesh = make_mesh(config.devices)
     check_run_dir(config, run_dir, resume)
     use_compile_cache()
     types = jax.eval_shape(
@@ -174,7 +174,7 @@ def _fit_in_memory(config: Config, types: TrainState, num_members: int) -> bool:
         actor=(learner._replace(replay=()), stacked.actor),
         episodes=stacked.episodes,
     )
-    devices = jax.devices()[: config.devices.num_devices]
+    devices = jax.devices()[: config.devices.learner]
     try:
         check_memory(config, spread, devices, save_replay=config.checkpoint.replay is True)
         save_replay = saves_replay(config.checkpoint, stacked)

@@ -34,7 +34,7 @@ class Round(NamedTuple):
     """Unrolls for the learner: learn from them, or only store them where an update is not due yet.
 
     Attributes:
-      trajectory: [T, num_slots]; columns past the unrolls are padding. The next one is written over it.
+      trajectory: [T, num_slots]; columns without an unroll are padding. The next one is written over it.
       is_due: learn, do not only store.
       slot: int32 [n], whose they are.
     """
@@ -361,8 +361,10 @@ class Engine:
         )
         if taken is not None:
             found = taken.unroll, self._first_slot + taken.slot, taken.continues
+            # Each slot's in its own column where it is stored: with whichever device has the slot's replay.
+            place = taken.slot if self._agent.store is not None else slice(len(taken.slot))
             for all_columns, columns in zip(column, found, strict=True):
-                all_columns[: len(columns)] = columns
+                all_columns[place] = columns
         for end in range(self._columns, num_slots + self._columns, self._columns):
             begin = min(end, num_slots) - self._columns
             some = Column(*(columns[begin : begin + self._columns].copy() for columns in column))

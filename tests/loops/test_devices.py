@@ -1,0 +1,122 @@
+"""Actors' unrolls learned from on several devices are what one device learns from."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from small_runs import LSTM, MLP, R2D2
+
+from zerocopy_envs.errors import UserError
+from zerocopy_seed.agents import make_agent
+from zerocopy_seed.checkpoint import Checkpointer
+from zerocopy_seed.config import BridgeConfig, Config, DevicesConfig, EnvConfig, MetricsConfig, VTraceConfig
+from zerocopy_seed.loops.devices import make_mesh
+from zerocopy_seed.loops.environments import make_environment
+from zerocopy_seed.loops.layout import LEARNER_SPECS, lay_out
+from zerocopy_seed.loops.train import train
+
+pytestmark = pytest.mark.usefixtures("actors_find_the_package")
+
+VTRACE = VTraceConfig(
+    unroll_length=5, num_shards=4, num_minibatches=2, num_passes=2, normalize_advantages=True
+)
+LOCK_STEP = Config(
+    env=EnvConfig("zerocopy:Catch", num_envs=8, place="actors"),
+    total_env_steps=720,  # 20 updates: an episode lasts 9 steps and a reset
+    agent=VTRACE,
+    network=MLP,
+    metrics=MetricsConfig(every_env_steps=100, tensorboard=False),
+    bridge=BridgeConfig(local_actors=1, max_policy_lag=0.0),
+)
+
+
+def learned(config, run_dir):
+    """Parameters, optimiser's state and replay of a run's last checkpoint."""
+    environment = make_environment(config.env)
+    agent = make_agent(config.agent, config.network, environment.spec, num_slots=config.env.num_envs)
+    types = jax.eval_shape(lambda: agent.init(jax.random.key(0, impl="threefry2x32")))
+    with Checkpointer(run_dir / "checkpoints") as saves:
+        step, found = saves.restore({"learner": types._replace(replay=()), "replay": types.replay})
+    assert step >= config.total_env_steps
+    learner = found["learner"]
+    tree = learner.params, learner.opt_state, found["replay"]
+    return jax.tree.map(np.asarray, tree)
+
+
+def on(devices, config, run_dir):
+    assert train(dataclasses.replace(config, devices=devices), run_dir) == 0
+    return learned(config, run_dir)
+
+
+def test_two_devices_that_learn_and_one_that_acts_are_as_one(tmp_path):
+    one = on(DevicesConfig(), LOCK_STEP, tmp_path / "one")
+    three = on(DevicesConfig(learner=2, inference=1), LOCK_STEP, tmp_path / "three")
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), one, three)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["auto", "actors"])
+def test_large_layers_are_split_over_devices(tmp_path, place):
+    config = dataclasses.replace(
+        LOCK_STEP,
+        env=dataclasses.replace(LOCK_STEP.env, place=place),
+        network=dataclasses.replace(MLP, hidden_sizes=(256, 256)),
+        total_env_steps=180,
+    )
+    one = on(DevicesConfig(), config, tmp_path / "one")
+    split = on(DevicesConfig(learner=2, model=2), config, tmp_path / "split")
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), one, split)
+
+
+def test_the_halves_of_a_large_layer_lie_on_two_devices():
+    mesh = make_mesh(DevicesConfig(learner=2, model=2))
+    assert mesh is not None
+    agent = make_agent(
+        VTRACE,
+        dataclasses.replace(MLP, hidden_sizes=(256, 256)),
+        make_environment(LOCK_STEP.env).spec,
+        num_slots=8,
+    )
+    state = lay_out(LEARNER_SPECS, agent.init(jax.random.key(0, impl="threefry2x32")), mesh)
+    kernels = [leaf for leaf in jax.tree.leaves((state.params, state.opt_state)) if leaf.size >= 2**16]
+    assert len(kernels) == 3  # with Adam's two moments
+    for leaf in kernels:
+        assert {shard.data.shape for shard in leaf.addressable_shards} == {(256, 128)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "agent",
+    [VTRACE, dataclasses.replace(R2D2, num_shards=4, updates_per_insert=2)],
+    ids=["vtrace", "r2d2"],
+)
+def test_any_number_of_devices_is_as_one(tmp_path, agent):
+    config = dataclasses.replace(LOCK_STEP, agent=agent, network=LSTM)
+    one = on(DevicesConfig(), config, tmp_path / "one")
+    for devices in (DevicesConfig(2), DevicesConfig(4), DevicesConfig(1, 1), DevicesConfig(4, 1)):
+        found = on(devices, config, tmp_path / f"{devices.learner}-{devices.inference}")
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), one, found)
+
+
+@pytest.mark.parametrize(
+    ("devices", "message"),
+    [
+        (DevicesConfig(learner=16), "devices.learner: expected at most 8: .*, found 16"),
+        (DevicesConfig(learner=4, model=3), "devices.model: expected at most 2: .*, found 3"),
+        (
+            DevicesConfig(learner=8, inference=1),
+            "devices.inference: expected at most 0: .* besides",
+        ),
+    ],
+)
+def test_more_devices_than_there_are_is_refused(tmp_path, devices, message):
+    config = dataclasses.replace(
+        LOCK_STEP,
+        env=dataclasses.replace(LOCK_STEP.env, num_envs=16),
+        agent=VTraceConfig(num_shards=16),
+        devices=devices,
+    )
+    with pytest.raises(UserError, match=message):
+        train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -15,6 +15,7 @@ Orbax, and restoring onto other devices needs only the target's shardings.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import re
@@ -42,6 +43,7 @@ from zerocopy_seed.leaves import (
 
 PyTree = Any
 _SAVE_TIMEOUT_S = 3600  # Orbax's own ten minutes are short for a large replay on a slow disk
+_LIKE_THE_LAST = 0.9  # of its size, at least, since what is saved is compressed
 _UNFINISHED = re.compile(r"(\d+)\.unfinished")
 
 
@@ -118,6 +120,7 @@ class Checkpointer:
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             self._remove_leftovers()
+            self._require_room()
             if self._orbax is None:
                 self._orbax = ocp.AsyncCheckpointer(
                     ocp.CompositeCheckpointHandler(),
@@ -322,6 +325,21 @@ class Checkpointer:
             os.rename(self._directory / str(step), self._directory / f"{step}.deleting")
             self._broken.discard(step)
         self._remove_leftovers()
+
+    def _require_room(self) -> None:
+        """Refuses where the newest step would not fit once more.
+
+        Orbax would fill what is left of the disk, which others write to, before it fails; and each of its
+        threads that fails after the first prints a traceback.
+        """
+        if not (finished := self.steps()):
+            return
+        newest = self._directory / str(finished[-1])
+        size = sum(path.stat().st_size for path in newest.rglob("*") if path.is_file())
+        free = shutil.disk_usage(self._directory).free
+        if free < _LIKE_THE_LAST * size:
+            found = f"{free / 1e6:,.1f} MB are free, the last one has {size / 1e6:,.1f} MB"
+            raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {found}")
 
     def _entries(self) -> list[Path]:
         return list(self._directory.iterdir()) if self._directory.is_dir() else []

@@ -61,9 +61,12 @@ def play_and_kill(tmp_path, num_kills, num_actors):
         def start(number):
             return Process("actor", server.addresses[0], "--num-envs", ENVS, log=tmp_path / f"{number}.log")
 
+        def is_full():
+            return server.bridge.num_actors == num_actors  # joined, and their streams open
+
         actors = [start(number) for number in range(num_actors)]
         try:
-            wait_for(lambda: engine.num_free == 0 and taken)
+            wait_for(lambda: is_full() and taken)
             for number in range(num_kills):
                 time.sleep(random.uniform(0, 0.05))
                 victim = random.randrange(num_actors)
@@ -76,7 +79,7 @@ def play_and_kill(tmp_path, num_kills, num_actors):
                 if num_actors > 1:  # the others' unrolls are enough to go on with
                     wait_for(lambda: len(taken) > before)  # noqa: B023
                 actors[victim] = start(num_actors + number)
-                wait_for(lambda: engine.num_free == 0)
+                wait_for(is_full)
             after = len(taken)
             wait_for(lambda: len(taken) > after)
         finally:

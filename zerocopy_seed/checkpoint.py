@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import logging
 import os
 import re
 import shutil
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Collection, Mapping
@@ -329,8 +331,7 @@ class Checkpointer:
     def _require_room(self) -> None:
         """Refuses where the newest step would not fit once more.
 
-        Orbax would fill what is left of the disk, which others write to, before it fails; and each of its
-        threads that fails after the first prints a traceback.
+        Orbax would fill what is left of the disk, which others write to, before it fails.
         """
         if not (finished := self.steps()):
             return
@@ -406,7 +407,23 @@ def _import_orbax() -> Any:
 
     # what matters of it is raised as well
     logging.getLogger("absl").addFilter(_not_from_orbax)
+    logging.getLogger("asyncio").addFilter(_not_a_full_disk)
+    if getattr(sys.unraisablehook, "func", None) is not _but_late_failures:
+        sys.unraisablehook = functools.partial(_but_late_failures, sys.unraisablehook)
     return ocp
+
+
+def _not_a_full_disk(record: logging.LogRecord) -> bool:
+    """False of those that nobody waited for, since another had failed first."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not (getattr(error, "errno", None) == errno.ENOSPC or "RESOURCE_EXHAUSTED" in str(error))
+
+
+def _but_late_failures(show: Callable[[Any], None], unraisable: Any) -> None:
+    """Shows it, unless an array failed after a save had failed of another: each would have a traceback."""
+    error = unraisable.exc_value
+    if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
+        show(unraisable)
 
 
 def _not_from_orbax(record: logging.LogRecord) -> bool:

@@ -166,15 +166,11 @@ def test_a_run_outlives_its_local_actors_fifty_times(tmp_path):
 
 def recorded_rounds(directory):
     rounds = []
-    for name in sorted(directory.glob("*.npz")):
-        with np.load(name) as shard:
-            (observation,) = (shard[key] for key in shard.files if "count" in key)
-            slot, continues, step_type = (
-                next(shard[key] for key in shard.files if key.endswith(f".{field}"))
-                for field in ("slot", "continues", "step_type")
-            )
-        for count, slots, goes_on, kind in zip(observation, slot, continues, step_type, strict=True):
-            real = slots < slots.max() + 1
-            real &= kind.any(axis=0)  # columns of padding are zeros
-            rounds.append((count[:, real, 0], count[:, real, 1], slots[real], goes_on[real], None))
+    for path in sorted(directory.glob("*.npz")):
+        with np.load(path) as shard:
+            names = (".timestep.observation['count']", ".slot", ".continues", ".timestep.step_type")
+            arrays = [shard[name] for name in names]
+        for count, slot, continues, step_type in zip(*arrays, strict=True):
+            real = step_type.any(axis=0)  # columns of padding are zeros
+            rounds.append((count[:, real, 0], count[:, real, 1], slot[real], continues[real], None))
     return rounds

@@ -15,10 +15,13 @@ Orbax, and restoring onto other devices needs only the target's shardings.
 from __future__ import annotations
 
 import contextlib
+import errno
+import functools
 import logging
 import os
 import re
 import shutil
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Collection, Mapping
@@ -42,6 +45,7 @@ from zerocopy_seed.leaves import (
 
 PyTree = Any
 _SAVE_TIMEOUT_S = 3600  # Orbax's own ten minutes are short for a large replay on a slow disk
+_LIKE_THE_LAST = 0.9  # of its size, at least, since what is saved is compressed
 _UNFINISHED = re.compile(r"(\d+)\.unfinished")
 
 
@@ -118,6 +122,7 @@ class Checkpointer:
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             self._remove_leftovers()
+            self._require_room()
             if self._orbax is None:
                 self._orbax = ocp.AsyncCheckpointer(
                     ocp.CompositeCheckpointHandler(),
@@ -323,6 +328,20 @@ class Checkpointer:
             self._broken.discard(step)
         self._remove_leftovers()
 
+    def _require_room(self) -> None:
+        """Refuses where the newest step would not fit once more.
+
+        Orbax would fill what is left of the disk, which others write to, before it fails.
+        """
+        if not (finished := self.steps()):
+            return
+        newest = self._directory / str(finished[-1])
+        size = sum(path.stat().st_size for path in newest.rglob("*") if path.is_file())
+        free = shutil.disk_usage(self._directory).free
+        if free < _LIKE_THE_LAST * size:
+            found = f"{free / 1e6:,.1f} MB are free, the last one has {size / 1e6:,.1f} MB"
+            raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {found}")
+
     def _entries(self) -> list[Path]:
         return list(self._directory.iterdir()) if self._directory.is_dir() else []
 
@@ -388,7 +407,23 @@ def _import_orbax() -> Any:
 
     # what matters of it is raised as well
     logging.getLogger("absl").addFilter(_not_from_orbax)
+    logging.getLogger("asyncio").addFilter(_not_a_full_disk)
+    if getattr(sys.unraisablehook, "func", None) is not _but_late_failures:
+        sys.unraisablehook = functools.partial(_but_late_failures, sys.unraisablehook)
     return ocp
+
+
+def _not_a_full_disk(record: logging.LogRecord) -> bool:
+    """False of those that nobody waited for, since another had failed first."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not (getattr(error, "errno", None) == errno.ENOSPC or "RESOURCE_EXHAUSTED" in str(error))
+
+
+def _but_late_failures(show: Callable[[Any], None], unraisable: Any) -> None:
+    """Shows it, unless an array failed after a save had failed of another: each would have a traceback."""
+    error = unraisable.exc_value
+    if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
+        show(unraisable)
 
 
 def _not_from_orbax(record: logging.LogRecord) -> bool:

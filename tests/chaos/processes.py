@@ -33,12 +33,12 @@ class Process(subprocess.Popen):
     def said(self) -> str:
         return self.log.read_text()
 
-    def wait_to_say(self, pattern: str, seconds: float = 180.0, times: int = 1) -> float:
+    def wait_to_say(self, pattern: str, seconds: float = 600.0, times: int = 1) -> float:
         """Seconds until it has said what matches `pattern` so many times."""
         return wait_for(lambda: len(re.findall(pattern, self.said)) >= times, seconds, self)
 
 
-def wait_for(condition, seconds: float = 180.0, process: subprocess.Popen | None = None) -> float:
+def wait_for(condition, seconds: float = 600.0, process: subprocess.Popen | None = None) -> float:
     """Seconds until `condition()`, while `process` lives."""
     began = time.monotonic()
     while not condition():

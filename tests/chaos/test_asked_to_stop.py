@@ -50,7 +50,7 @@ def test_it_saves_and_exits_0(tmp_path, stage):
         time.sleep(3 if "evaluating" in stage else 0)  # an update, and the evaluation is due
         run.send_signal(signal.SIGTERM)
         began = time.monotonic()
-        assert run.wait(180) == 0, run.said
+        assert run.wait(600) == 0, run.said
     print(f"{stage}: ended after {time.monotonic() - began:.1f} s")
     assert "SIGTERM: saving" in run.said and "Traceback" not in run.said
     (step,) = finished_steps(tmp_path / "run")
@@ -61,7 +61,7 @@ def test_it_saves_and_exits_0(tmp_path, stage):
 def test_evaluate_ends_and_has_no_result(tmp_path):
     config = dataclasses.replace(CATCH, total_env_steps=20)
     with start(tmp_path, config) as run:
-        assert run.wait(180) == 0
+        assert run.wait(600) == 0
     words = ("evaluate", tmp_path / "run", "--episodes", 10**7, "--json")
     for pause_s in (0.0, 20.0):  # as it compiles, and as it plays
         with Process(*words, log=tmp_path / f"log-{pause_s}") as evaluating:

@@ -35,7 +35,7 @@ def test_a_flood_costs_no_memory_and_no_honest_actor_its_steps(tmp_path):
             process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=in_tree()
             )
-            stack.callback(process.wait)
+            stack.enter_context(process)
             stack.callback(process.kill)
             return process
 
@@ -97,5 +97,6 @@ def play(client: ActorClient, steps: list[float], is_over: threading.Event) -> N
 
 
 def in_tree() -> dict[str, str]:
-    """Environment variables of a process that finds what this one finds."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join((str(HERE), *sys.path))}
+    """Environment variables of a process that finds what this one does, set up as docs/operations.md says."""
+    path = os.pathsep.join((str(HERE), *sys.path))
+    return {**os.environ, "PYTHONPATH": path, "MALLOC_ARENA_MAX": "2"}

@@ -45,11 +45,11 @@ class ActorProcess:
             env={**os.environ, "JAX_PLATFORMS": "cpu"},
         )
 
-    def where(self) -> str:
-        """The node's address and the process's id."""
+    def where(self) -> tuple[str, int]:
+        """Ray's name of the node, and the process's id."""
         import ray  # pyright: ignore[reportMissingImports]  # an extra
 
-        return f"{ray.util.get_node_ip_address()}, pid {self._process.pid}"
+        return ray.get_runtime_context().get_node_id(), self._process.pid
 
     def wait(self) -> tuple[int, str]:
         """Its exit code, and the last line of its complaints; all of them go to the Ray worker's log."""
@@ -206,13 +206,14 @@ class _Fleet:
 
     def _placed(self, place: _Place) -> None:
         try:
-            where = self._ray.get(place.where)
+            node, pid = self._ray.get(place.where)
         except self._ray.exceptions.RayError:
             return  # its end says the same
         finally:
             place.where = None
         place.began = time.monotonic()  # it may have waited long for a CPU
-        self._say(f"actor {place.number} placed on {where}")
+        addresses = {entry["NodeID"]: entry["NodeManagerAddress"] for entry in self._ray.nodes()}
+        self._say(f"actor {place.number} placed on {addresses.get(node, node)}, pid {pid}")
 
     def _ended(self, place: _Place) -> None:
         try:

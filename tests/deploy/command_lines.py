@@ -46,7 +46,7 @@ def parse(words: Sequence[str]) -> Parsed:
             ("launch_ray", "launch_on_ray"),
             ("certificates", "write_credentials"),
         ):
-            given = {name: stand_in}
+            given: dict[str, Any] = {name: stand_in}
             if module == "certificates":
                 given["next_steps"] = lambda *_: ""
             patch.setitem(sys.modules, f"zerocopy_seed.{module}", types.SimpleNamespace(**given))

@@ -191,7 +191,12 @@ def test_the_commands_of_the_readme_are_the_commands_there_are():
     blocks = [block.partition("\n```")[0] for block in readme.split("```sh\n")[1:]]
     commands = [line for block in blocks for line in block.replace("\\\n", "").splitlines()]
     own = [shlex.split(line) for line in commands if line.startswith("zerocopy-seed")]
-    assert [parse(words).command for words in own] == ["certs", "launch"]
+    parsed = [parse(words) for words in own]
+    assert [one.command for one in parsed] == ["certs", "launch"]
+    # What is the actors' is handed on as it is, credentials included.
+    assert own[1][:5] == ["zerocopy-seed", "launch", "ray", "--actors", "64"]
+    assert parsed[1].values == (own[1][5:],) and "--token-file" in own[1]
+    assert parsed[1].options == {"num_actors": 64, "num_cpus": 1.0, "ray_address": "auto"}
     for words in map(shlex.split, commands):
         for word in words:
             if ".yaml" in word or ".sbatch" in word:

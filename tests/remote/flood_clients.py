@@ -26,7 +26,7 @@ SPEC = spec_to_message(Counting().spec)
 WIRE = make_wire_format(Counting().spec)
 
 
-def raw(address: str, _: pathlib.Path) -> Iterator[None]:
+def raw(address: str, directory: pathlib.Path) -> Iterator[None]:
     """Connections that say nothing, noise, HTTP, or the beginning of a TLS hello; many stay open."""
     host, _, port = address.rpartition(":")
     held: list[socket.socket] = []

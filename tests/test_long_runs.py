@@ -29,9 +29,8 @@ def wall_clock_calls(tree):
             above, is_reckoned = node, False
             while (above := parents.get(above)) is not None and not isinstance(above, ast.stmt):
                 is_reckoned |= isinstance(above, ast.BinOp | ast.Compare)
-            is_reckoned |= isinstance(above, ast.Assign | ast.AugAssign) and "now" in ast.unparse(
-                above.targets[0]
-            )
+            is_reckoned |= isinstance(above, ast.AugAssign)
+            is_reckoned |= isinstance(above, ast.Assign) and "now" in ast.unparse(above.targets[0])
             yield node.lineno, is_reckoned
 
 

@@ -109,7 +109,7 @@ def test_a_killed_actor_costs_its_unfinished_unrolls(tmp_path):
 def test_only_those_that_end_by_themselves_are_taken_for_broken(monkeypatch, program, num_ends):
     monkeypatch.setattr(LocalActors, "_start", lambda *_: subprocess.Popen([program, "60"]))
     said: list[str] = []
-    with LocalActors("unix:/nowhere", [1], warn=said.append) as actors:
+    with LocalActors("unix:/nowhere", [1], env="zerocopy:Catch", warn=said.append) as actors:
         for _ in range(6):
             (pid,) = actors.pids
             if program == "sleep":

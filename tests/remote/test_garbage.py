@@ -223,7 +223,7 @@ def refusal_of(stub, messages, session=None):
     session = session or session_of(stub).id
     with pytest.raises(grpc.RpcError) as refusal:
         list(stub.Step(iter(messages), metadata=(("session", session),), timeout=30))
-    return refusal.value.code().name, refusal.value.details()  # pyright: ignore
+    return refusal.value.code().name, str(refusal.value.details())  # pyright: ignore
 
 
 FIRST = observations()

@@ -208,9 +208,9 @@ def metrics_row(
     if not int(window.num_updates):
         return row
     sums = np.asarray(window.metric_sums.total).tolist()
-    num_updates = int(window.num_updates)
+    in_window = int(window.num_updates)
     return row | {
-        name: round(total) if name.startswith("num_") else total / num_updates
+        name: round(total) if name.startswith("num_") else total / in_window
         for name, total in zip(names, sums, strict=True)
     }
 

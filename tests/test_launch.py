@@ -100,13 +100,13 @@ def cluster(tmp_path):
     for _ in range(5):  # Ray gives a start half a minute, which may be too little where much else runs
         port = free_port()
         with process(*start, f"--port={port}", cwd=tmp_path, output="ray") as head:
-            while (
-                not (is_up := "Ray runtime started" in (tmp_path / "ray").read_text()) and head.poll() is None
-            ):
+            # Ray writes the address of its own choice for this machine.
+            while not (found := re.findall(r"--address='(\S+)'", (tmp_path / "ray").read_text())):
+                if head.poll() is not None:
+                    break
                 time.sleep(0.2)
-            if is_up:
-                # Ray writes the address of its own choice for this machine.
-                yield re.findall(r"ray start --address='(\S+)'", (tmp_path / "ray").read_text())[0]
+            else:
+                yield found[0]
                 head.terminate()  # with --block it ends what it has started
                 head.wait(60)
                 return
@@ -151,7 +151,7 @@ def test_a_fleet_on_ray_outlives_a_killed_worker_and_ends_with_its_run(cluster, 
 
         with process(*launch, "--env", "nobody:Knows", cwd=tmp_path, output="refused") as fleet:
             assert fleet.wait(300) == 2
-        assert re.search("^actor [01]: nobody:Knows", (tmp_path / "refused").read_text(), re.MULTILINE)
+        assert re.search("^actor [01]: .*no module .nobody.", (tmp_path / "refused").read_text(), re.MULTILINE)
 
         with process(*launch, cwd=tmp_path, output="second") as fleet:
             assert training.wait(600) == 0, (tmp_path / "learner").read_text()

@@ -151,7 +151,9 @@ def test_a_fleet_on_ray_outlives_a_killed_worker_and_ends_with_its_run(cluster, 
 
         with process(*launch, "--env", "nobody:Knows", cwd=tmp_path, output="refused") as fleet:
             assert fleet.wait(300) == 2
-        assert re.search("^actor [01]: .*no module .nobody.", (tmp_path / "refused").read_text(), re.MULTILINE)
+        assert re.search(
+            "^actor [01]: .*no module .nobody.", (tmp_path / "refused").read_text(), re.MULTILINE
+        )
 
         with process(*launch, cwd=tmp_path, output="second") as fleet:
             assert training.wait(600) == 0, (tmp_path / "learner").read_text()

@@ -94,18 +94,19 @@ def parent_of(pid):
 
 @pytest.fixture
 def cluster(tmp_path):
-    """Address of a Ray cluster of this machine alone, which nobody else can reach."""
+    """Address of a Ray cluster of this machine alone."""
     start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--num-cpus=2"]
-    start += ["--node-ip-address=127.0.0.1", "--include-dashboard=false", "--disable-usage-stats"]
+    start += ["--include-dashboard=false", "--disable-usage-stats"]
     for _ in range(5):  # Ray gives a start half a minute, which may be too little where much else runs
         port = free_port()
         with process(*start, f"--port={port}", cwd=tmp_path, output="ray") as head:
-            while (
-                not (is_up := "Ray runtime started" in (tmp_path / "ray").read_text()) and head.poll() is None
-            ):
+            # Ray writes the address of its own choice for this machine.
+            while not (found := re.findall(r"--address='(\S+)'", (tmp_path / "ray").read_text())):
+                if head.poll() is not None:
+                    break
                 time.sleep(0.2)
-            if is_up:
-                yield f"127.0.0.1:{port}"
+            else:
+                yield found[0]
                 head.terminate()  # with --block it ends what it has started
                 head.wait(60)
                 return
@@ -128,9 +129,9 @@ def test_a_fleet_on_ray_outlives_a_killed_worker_and_ends_with_its_run(cluster, 
         wait_for(tmp_path / "learner", "room for 8 environments")
 
         with process(*launch, cwd=tmp_path, output="first") as fleet:
-            placed = r"^actor 0 placed on 127.0.0.1, pid (\d+)$"
+            placed = r"^actor 0 placed on \S+, pid (\d+)$"
             pid = int(wait_for(tmp_path / "first", placed))
-            other = int(wait_for(tmp_path / "first", placed.replace("0", "1", 1)))
+            other = int(wait_for(tmp_path / "first", placed.replace("actor 0", "actor 1")))
             os.kill(parent_of(pid), signal.SIGKILL)  # Ray's worker
             wait_for(tmp_path / "first", "^actor 0 was lost (.*); placing it anew$")
             again = int(wait_for(tmp_path / "first", placed, count=2))
@@ -150,7 +151,9 @@ def test_a_fleet_on_ray_outlives_a_killed_worker_and_ends_with_its_run(cluster, 
 
         with process(*launch, "--env", "nobody:Knows", cwd=tmp_path, output="refused") as fleet:
             assert fleet.wait(300) == 2
-        assert re.search("^actor [01]: nobody:Knows", (tmp_path / "refused").read_text(), re.MULTILINE)
+        assert re.search(
+            "^actor [01]: .*no module .nobody.", (tmp_path / "refused").read_text(), re.MULTILINE
+        )
 
         with process(*launch, cwd=tmp_path, output="second") as fleet:
             assert training.wait(600) == 0, (tmp_path / "learner").read_text()

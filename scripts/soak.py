@@ -2,8 +2,10 @@
 
 python scripts/soak.py [--minutes 60] [--learner-every 10] [--actor-every 10] [--run-dir runs/soak-TIME]
 
-Eight actor processes join over TCP. Then it trains the same again, undisturbed, for as many env_steps, and
-compares. The figures go to soak.json and soak.md in --run-dir; exits 1 if one of them is not as promised.
+Eight actor processes join over TCP; their environments pause at each step, as slow simulators do, so that the
+machine is not what is tested. Then it trains the same again, undisturbed and without pauses, for as many
+env_steps, and compares. The figures go to soak.json and soak.md in --run-dir; exits 1 if one of them is not
+as promised.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import pathlib
 import random
 import re
@@ -22,9 +25,17 @@ from typing import Any
 
 import numpy as np
 
+from zerocopy_envs import make
+from zerocopy_envs.types import HostEnvironment
 from zerocopy_seed.loops.run_checkpoint import CHECKPOINTS
 from zerocopy_seed.metrics import read_metrics
 
+PACED, UNPACED = "soak:PacedCartPole", "gymnasium:CartPole-v1"
+PAUSE_S = 0.02
+WITH_PACED = {
+    "MALLOC_ARENA_MAX": "2",  # as docs/operations.md says of a learner that actors join all day
+    "PYTHONPATH": os.pathsep.join([str(pathlib.Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+}
 NUM_ACTORS, ENVS_PER_ACTOR, UNROLL_LENGTH = 8, 4, 16
 SAVE_EVERY_S = 30.0
 SAVE_TAKES_S = 10.0  # at most, on a loaded machine
@@ -32,6 +43,20 @@ CALM_S = 30.0  # before the end nobody is killed, so that all can be back by the
 SAMPLE_S = 5.0
 WARM_UP_S = 120.0  # of the memory, from a life's first line of metrics on
 CONFIG = pathlib.Path(__file__).parent.parent / "configs" / "vtrace_gymnasium_cartpole.toml"
+
+
+class PacedCartPole:
+    """CartPole of Gymnasium that takes `PAUSE_S` for a step."""
+
+    def __init__(self, num_envs: int = 1):
+        self._inner: HostEnvironment = make(UNPACED, num_envs=num_envs)
+        self.spec, self.num_envs = self._inner.spec, num_envs
+        self.reset, self.recv, self.close = self._inner.reset, self._inner.recv, self._inner.close
+
+    def send(self, actions: np.ndarray) -> None:
+        """Steps them all."""
+        time.sleep(PAUSE_S)
+        self._inner.send(actions)
 
 
 @dataclasses.dataclass
@@ -74,7 +99,7 @@ def command(*words: Any, log: pathlib.Path) -> subprocess.Popen[bytes]:
     with open(log, "ab") as file:
         return subprocess.Popen(
             [sys.executable, "-m", "zerocopy_seed.cli", *map(str, words)],
-            stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=os.environ | WITH_PACED,
         )  # fmt: skip
 
 
@@ -184,7 +209,7 @@ class Soak:
 
     def _start_actor(self, place: int) -> subprocess.Popen[bytes]:
         return command(
-            "actor", self._address, "--num-envs", ENVS_PER_ACTOR, "--reconnect-s", "inf",
+            "actor", self._address, "--env", PACED, "--num-envs", ENVS_PER_ACTOR, "--reconnect-s", "inf",
             log=self._directory / f"actor-{place}.log",
         )  # fmt: skip
 
@@ -244,8 +269,9 @@ def memory_slope(lives: list[Life]) -> float | None:
 
 def evaluate(run_dir: pathlib.Path) -> dict[str, Any]:
     """What `evaluate` says of a run."""
-    words = [sys.executable, "-m", "zerocopy_seed.cli", "evaluate", str(run_dir), "--json"]
-    return json.loads(subprocess.run(words, check=True, stdout=subprocess.PIPE).stdout.splitlines()[-1])
+    words = [sys.executable, "-m", "zerocopy_seed.cli", "evaluate", str(run_dir), "--env", UNPACED, "--json"]
+    done = subprocess.run(words, check=True, stdout=subprocess.PIPE, env=os.environ | WITH_PACED)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def summarize(soak: Soak, run_dir: pathlib.Path, minutes: float) -> dict[str, Any]:
@@ -314,11 +340,11 @@ def main() -> int:
     directory.mkdir(parents=True)
     settings = [
         "--env.num-envs", NUM_ACTORS * ENVS_PER_ACTOR, "--agent.unroll-length", UNROLL_LENGTH,
-        # so that the policy is at rest when it is evaluated: a thousand steps a second are surely made
-        "--agent.learning-rate-decay-env-steps", max(490_000, int(60_000 * options.minutes)),
+        # so that the policy is at rest when it is evaluated: five hundred steps a second are surely made
+        "--agent.learning-rate-decay-env-steps", max(100_000, int(30_000 * options.minutes)),
         "--metrics.every-env-steps", 10_000, "--checkpoint.every-s", SAVE_EVERY_S,
     ]  # fmt: skip
-    remote = [*settings, "--bridge.local-actors", 0]
+    remote = [*settings, "--bridge.local-actors", 0, "--env.name", PACED]
     soak = Soak(directory, remote, options.minutes, 60 * options.learner_every, options.actor_every)
     soak.run()
     env_steps = max(int(path.name) for path in (soak.run_dir / CHECKPOINTS).iterdir())

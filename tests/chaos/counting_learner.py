@@ -17,6 +17,7 @@ from zerocopy_seed.remote.bridge import RunDescription
 from zerocopy_seed.remote.engine import Engine, Round
 from zerocopy_seed.remote.server import Server
 
+COUNTING = "counting_environment:Counting"
 LENGTH = 3
 
 
@@ -41,7 +42,7 @@ def serving(engine: Engine, address: str = "127.0.0.1:0", *, step_s: float = 0.0
                 engine.publish(PARAMS, found.slot)
 
     settings: dict[str, Any] = {"step_s": step_s}
-    run = RunDescription("run", "counting_environment:Counting", settings, Counting().spec, num_environments)
+    run = RunDescription("run", COUNTING, settings, Counting().spec, num_environments)
     learner = threading.Thread(target=learn)
     with Server(engine, run, (address,), in_thread=False) as server:
         learner.start()

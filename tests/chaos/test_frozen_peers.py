@@ -10,6 +10,7 @@ import time
 import uuid
 
 import pytest
+from counting_learner import COUNTING
 from counting_learner import __file__ as LEARNER
 from processes import Process, wait_for
 
@@ -27,7 +28,7 @@ class Pair:
         self.learner.wait_to_say("listens at")
         address = re.findall(r"listens at (\S+)", self.learner.said)[0]
         self.actor = Process(
-            "actor", address, "--num-envs", SLOTS,
+            "actor", address, "--env", COUNTING, "--num-envs", SLOTS,
             program=(*python, "-m", "zerocopy_seed.cli"), log=tmp_path / "actor",
         )  # fmt: skip
         self.learner.wait_to_say("free 0 taken [1-9]")

@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from counting_learner import LENGTH, make_engine, serving
+from counting_learner import COUNTING, LENGTH, make_engine, serving
 from processes import Process, actors_of, is_alive, wait_for
 
 from zerocopy_seed.config import (
@@ -59,14 +59,15 @@ def play_and_kill(tmp_path, num_kills, num_actors):
     with serving(engine, step_s=0.002) as (server, taken):
 
         def start(number):
-            return Process("actor", server.addresses[0], "--num-envs", ENVS, log=tmp_path / f"{number}.log")
+            words = "actor", server.addresses[0], "--env", COUNTING, "--num-envs", ENVS
+            return Process(*words, log=tmp_path / f"{number}.log")
 
         def is_full():
             return server.bridge.num_actors == num_actors  # joined, and their streams open
 
         actors = [start(number) for number in range(num_actors)]
         try:
-            wait_for(lambda: is_full() and taken)
+            wait_for(lambda: is_full() and taken, process=actors[0])
             for number in range(num_kills):
                 time.sleep(random.uniform(0, 0.05))
                 victim = random.randrange(num_actors)
@@ -132,9 +133,7 @@ def test_fifty_actors_killed_in_mid_step(tmp_path):
 def test_a_run_outlives_its_local_actors_fifty_times(tmp_path):
     num_actors = 4
     config = Config(
-        env=EnvConfig(
-            "counting_environment:Counting", num_envs=num_actors * ENVS, settings={"step_s": 0.005}
-        ),
+        env=EnvConfig(COUNTING, num_envs=num_actors * ENVS, settings={"step_s": 0.005}),
         total_env_steps=10**12,
         agent=VTraceConfig(unroll_length=5),
         network=NetworkConfig(hidden_sizes=(8,), init="lecun"),

@@ -277,7 +277,7 @@ class Checkpointer:
     ) -> dict[str, Any]:
         """The manifest's items, once the step's files are as recorded; else `NotIntact`."""
         step_dir = self._directory / str(step)
-        items = manifest.read_verified(step_dir, step, but=without)
+        items = manifest.read_verified(step_dir, step, needed=targets, but=without)
         for item in targets:
             if item not in items and item not in optional:
                 raise UserError(

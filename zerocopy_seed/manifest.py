@@ -42,12 +42,15 @@ def write(step_dir: Path, step: int, leaves: dict[str, dict[str, Any]]) -> None:
         sync_directory(directory)
 
 
-def read_verified(step_dir: Path, step: int, *, but: Collection[str] = ()) -> dict[str, Any]:
+def read_verified(
+    step_dir: Path, step: int, *, needed: Collection[str], but: Collection[str] = ()
+) -> dict[str, Any]:
     """The manifest's items, item -> {"leaves", "files"}, once every file of the step is as they say.
 
     Args:
       step_dir: holds them.
       step: which one it must be.
+      needed: items that must be there; others may have been taken away, directory and all.
       but: items whose files may be damaged; they are left out.
 
     Raises:
@@ -59,6 +62,8 @@ def read_verified(step_dir: Path, step: int, *, but: Collection[str] = ()) -> di
         raise NotIntact(path, f"belongs to step {body['step']}, not to {step}")
     items = {item: recorded for item, recorded in body["items"].items() if item not in but}
     for item, recorded in items.items():
+        if item not in needed and recorded["files"] and not (step_dir / item).exists():
+            continue
         _verify(step_dir / item, _files(step_dir / item), recorded["files"])
     if "files" in body:  # earlier manifests have only the items'
         _verify(step_dir, _files_beside(step_dir), body["files"])

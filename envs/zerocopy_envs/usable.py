@@ -21,11 +21,11 @@ LIMIT = 2.0**64
 
 def usable(timestep: TimeStep, xp: Any) -> Array:
     """[B] bool: the reward of a timestep [B] and all floats of its observation are below `LIMIT`."""
-    fits = _fits(timestep.reward, xp)
+    found = fits(timestep.reward, xp)
     for leaf in leaves(timestep.observation):
         if xp.issubdtype(leaf.dtype, xp.floating):
-            fits &= _fits(leaf, xp).reshape(len(leaf), -1).all(1)
-    return fits
+            found &= fits(leaf, xp).reshape(len(leaf), -1).all(1)
+    return found
 
 
 def stand_in(timestep: TimeStep, is_usable: Array, xp: Any) -> TimeStep:
@@ -34,7 +34,7 @@ def stand_in(timestep: TimeStep, is_usable: Array, xp: Any) -> TimeStep:
     def replaced(leaf: Array) -> Array:
         if not xp.issubdtype(leaf.dtype, xp.floating):
             return leaf
-        return xp.where(_fits(leaf, xp), leaf, xp.zeros((), leaf.dtype))
+        return xp.where(fits(leaf, xp), leaf, xp.zeros((), leaf.dtype))
 
     first = xp.asarray(StepType.FIRST, timestep.step_type.dtype)
     zero = xp.zeros((), timestep.reward.dtype)
@@ -53,6 +53,6 @@ def is_stand_in(timestep: TimeStep) -> Array:
     return (timestep.step_type == StepType.FIRST) & (timestep.discount == 0)
 
 
-def _fits(numbers: Array, xp: Any) -> Array:
+def fits(numbers: Array, xp: Any) -> Array:
     limit = LIMIT if float(xp.finfo(numbers.dtype).max) > LIMIT else math.inf
     return xp.abs(numbers) < limit  # False of NaN

@@ -18,6 +18,7 @@ from zerocopy_envs.types import (
     StepType,
     TimeStep,
 )
+from zerocopy_envs.usable import fits
 
 
 def check_spec(name: str, spec: EnvironmentSpec) -> None:
@@ -118,18 +119,21 @@ def check_stream(name: str, spec: EnvironmentSpec, timesteps: TimeStep) -> int:
                 f"{name}: step {t + start}, slot {slot}: {field}", expected=expected, found=str(found)
             )
 
+    # First of all, since their slot then begins anew without a LAST.
+    refuse(~fits(reward, np), "reward", "a finite number below 2^64", reward)
+    for path, values in named_leaves(timesteps.observation):
+        if np.issubdtype(values.dtype, np.floating):
+            refuse(~fits(values, np), path, "finite numbers below 2^64", values)
     refuse(~np.isin(kind, list(StepType)), "step_type", "0, 1 or 2", kind)
     refuse(~first[:1], "step_type", "FIRST from reset", kind)
     refuse(~first[1:] & last[:-1], "step_type", "FIRST on the step after a LAST", kind, 1)
     refuse(first[1:] & ~last[:-1], "step_type", "FIRST only on the step after a LAST", kind, 1)
     refuse(first & (reward != 0), "reward", "0 at FIRST", reward)
     refuse(first & (discount != 1), "discount", "1 at FIRST", discount)
-    refuse(~np.isfinite(reward), "reward", "a finite number", reward)
     refuse((discount != 0) & (discount != 1), "discount", "0 or 1", discount)
     refuse((discount == 0) & ~last, "discount", "0 at LAST only", discount)
     observations = zip(named_leaves(spec.observation), named_leaves(timesteps.observation), strict=True)
     for (path, leaf), (_, values) in observations:
-        refuse(~np.isfinite(values), path, "finite numbers", values)
         if leaf.minimum is not None:
             refuse(values < leaf.minimum - _slack(leaf.minimum), path, f">= {leaf.minimum}", values)
         if leaf.maximum is not None:

@@ -16,12 +16,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
-import logging
 import os
 import re
 import shutil
-import sys
 import threading
 import warnings
 from collections.abc import Callable, Collection, Mapping
@@ -29,19 +26,11 @@ from pathlib import Path
 from typing import Any, overload
 
 import jax
-import numpy as np
 
 from zerocopy_envs.errors import UserError
 from zerocopy_seed import manifest
-from zerocopy_seed.leaves import (
-    KEY_IMPL,
-    KEY_WORDS,
-    check_fits,
-    describe,
-    is_key,
-    named_leaves,
-    raw_array,
-)
+from zerocopy_seed.leaves import check_fits, describe, named_leaves, raw_array
+from zerocopy_seed.orbax_arrays import import_orbax, quiet_failures, read_leaves
 
 PyTree = Any
 _SAVE_TIMEOUT_S = 3600  # Orbax's own ten minutes are short for a large replay on a slow disk
@@ -75,6 +64,7 @@ class Checkpointer:
         self._max_to_keep = max_to_keep
         self._warn = warn
         self._orbax: Any = None
+        self._quiet: contextlib.ExitStack | None = None
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self._broken: set[int] = set()
@@ -117,7 +107,10 @@ class Checkpointer:
             described[item] = {name: describe(leaf) for name, leaf in leaves.items()}
             # Orbax refuses arrays without elements; their shape says all there is to restore
             arrays[item] = {name: raw_array(leaf) for name, leaf in leaves.items() if leaf.size}
-        ocp = _import_orbax()
+        ocp = import_orbax()
+        if self._quiet is None:
+            self._quiet = contextlib.ExitStack()
+            self._quiet.enter_context(quiet_failures())
         unfinished = self._directory / f"{step}.unfinished"
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
@@ -160,6 +153,9 @@ class Checkpointer:
             self.wait()
         finally:
             self._close_orbax()
+            if self._quiet is not None:
+                self._quiet.close()
+                self._quiet = None
 
     def steps(self) -> list[int]:
         """Finished steps, oldest first; whether they are intact is found out by `restore`."""
@@ -293,7 +289,7 @@ class Checkpointer:
             check_fits(f"{self._directory / str(step)}: {item}", wanted[item], items[item]["leaves"])
         return {
             item: jax.tree.unflatten(
-                jax.tree.structure(target), _read_leaves(self._directory / str(step) / item, wanted[item])
+                jax.tree.structure(target), read_leaves(self._directory / str(step) / item, wanted[item])
             )
             for item, target in targets.items()
         }
@@ -369,62 +365,3 @@ class Checkpointer:
     def _failure(self, step: int, error: Exception) -> CheckpointError:
         reason = " ".join(str(error).split()) or type(error).__name__
         return CheckpointError(f"checkpoint {step} was not saved in {self._directory}: {reason}")
-
-
-def _read_leaves(item_dir: Path, wanted: Mapping[str, Any]) -> list[jax.Array]:
-    """The leaves of one verified item, in the order of `wanted`, on the devices that it names."""
-    default = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    raw = {}
-    for name, leaf in wanted.items():
-        shape, dtype = (
-            ((*leaf.shape, KEY_WORDS), np.dtype(np.uint32)) if is_key(leaf) else (leaf.shape, leaf.dtype)
-        )
-        sharding = getattr(leaf, "sharding", None) or default
-        raw[name] = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
-    stored = {name: leaf for name, leaf in raw.items() if leaf.size}
-    restored = {}
-    if stored:
-        ocp = _import_orbax()
-        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-            restored = reader.restore(
-                item_dir,
-                args=ocp.args.PyTreeRestore(
-                    item=stored, restore_args=ocp.checkpoint_utils.construct_restore_args(stored)
-                ),
-            )
-    leaves = []
-    for name, leaf in wanted.items():
-        array = restored.get(name)
-        if array is None:
-            array = jax.device_put(np.zeros(raw[name].shape, raw[name].dtype), raw[name].sharding)
-        leaves.append(jax.random.wrap_key_data(array, impl=KEY_IMPL) if is_key(leaf) else array)
-    return leaves
-
-
-def _import_orbax() -> Any:
-    """Orbax, imported when first needed (it takes most of a second), its log kept off the terminal."""
-    import orbax.checkpoint as ocp
-
-    # what matters of it is raised as well
-    logging.getLogger("absl").addFilter(_not_from_orbax)
-    logging.getLogger("asyncio").addFilter(_not_a_full_disk)
-    if getattr(sys.unraisablehook, "func", None) is not _but_late_failures:
-        sys.unraisablehook = functools.partial(_but_late_failures, sys.unraisablehook)
-    return ocp
-
-
-def _not_a_full_disk(record: logging.LogRecord) -> bool:
-    """False of those that nobody waited for, since another had failed first."""
-    error = record.exc_info[1] if record.exc_info else None
-    return not (getattr(error, "errno", None) == errno.ENOSPC or "RESOURCE_EXHAUSTED" in str(error))
-
-
-def _but_late_failures(show: Callable[[Any], None], unraisable: Any) -> None:
-    """Shows it, unless an array failed after a save had failed of another: each would have a traceback."""
-    error = unraisable.exc_value
-    if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
-        show(unraisable)
-
-
-def _not_from_orbax(record: logging.LogRecord) -> bool:
-    return "/orbax/" not in record.pathname

@@ -22,7 +22,7 @@ LAYERS = (
     ("checkpoint", "experience", "plotting", "progress"),
     ("curves",),
     ("journal", "manifest", "metrics", "metrics_page"),
-    ("events",),
+    ("tensorboard",),
     ("files", "leaves"),
     ("remote",),
     ("rollout", "episodes"),

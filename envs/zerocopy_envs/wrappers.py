@@ -47,7 +47,7 @@ class Vectorized:
 
     def __init__(self, environment: Environment):
         self.environment = environment
-        self._num_resets_at_once: int = getattr(environment, "num_resets_at_once", 0)
+        self._num_resets_at_once: int = getattr(environment, "num_resets_at_once", None) or 0
 
     @property
     def spec(self) -> EnvironmentSpec:

@@ -22,7 +22,7 @@ LAYERS = (
     ("checkpoint", "experience", "plotting", "progress"),
     ("curves",),
     ("journal", "manifest", "metrics", "metrics_page"),
-    ("events", "orbax_arrays"),
+    ("orbax_arrays", "tensorboard"),
     ("files", "leaves"),
     ("remote",),
     ("rollout", "episodes"),

@@ -13,6 +13,7 @@ import pytest
 from zerocopy_seed.metrics import TAGS, MetricsWriter, read_metrics
 from zerocopy_seed.plotting import plot_learning_curve
 from zerocopy_seed.progress import Progress
+from zerocopy_seed.tensorboard import EventsFile
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -133,6 +134,22 @@ def test_tensorboard_has_the_known_tags_at_env_steps(tmp_path):
     assert found == {tag: float(i) for i, tag in enumerate(TAGS.values())}
     known = {"charts/episodic_return", "charts/episodic_length", "charts/SPS", "charts/learning_rate"}
     assert known | {"losses/policy_loss", "losses/value_loss", "losses/entropy"} <= found.keys()
+
+
+def test_an_event_that_is_lost_is_no_line_that_is_lost(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    said = []
+    with MetricsWriter(tmp_path, tensorboard=True, resume_env_steps=None, warn=said.append) as writer:
+        with monkeypatch.context() as patch:
+            patch.setattr(EventsFile, "add", fail)
+            writer.write({"env_steps": 1})
+            writer.write({"env_steps": 2})
+        writer.write({"env_steps": 3})
+        assert writer.num_lost_lines == 0 and len(read_metrics(tmp_path)) == 3
+    assert len(said) == 2 and "a TensorBoard event could not be written: No space" in said[0]
+    assert "2 are lost" in said[1]
 
 
 def test_a_resume_hides_the_later_events_and_keeps_the_earlier(tmp_path):

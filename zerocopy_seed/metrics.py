@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from zerocopy_envs.errors import UserError
-from zerocopy_seed.events import EventsFile
 from zerocopy_seed.files import append_whole, replace_text
+from zerocopy_seed.tensorboard import EventsFile
 
 FILE_NAME = "metrics.jsonl"
 
@@ -44,9 +45,6 @@ class MetricsWriter:
       warn: called with one line when lines or events begin to be lost (a full disk), and when no longer.
       clock: seconds.
 
-    Attributes:
-      num_lost_lines: that could not be written.
-
     Raises:
       UserError: the file cannot be begun, or what is past the checkpoint cannot be cut.
     """
@@ -71,8 +69,11 @@ class MetricsWriter:
                 str(run_dir), expected="a directory that can be written", found=error.strerror or str(error)
             ) from error
         self._clock, self._started = clock, clock()
-        self._warn, self.num_lost_lines, self._is_losing = warn, 0, False
         self._path = run_dir / FILE_NAME
+        self._lines, self._scalars = (
+            _Losses(self._path, "line", warn),
+            _Losses(run_dir, "TensorBoard event", warn),
+        )
         self._earlier_s = float(kept[-1].get("wall_s") or 0.0) if kept else 0.0
         purge_step = None if resume_env_steps is None else resume_env_steps + 1
         self._events = EventsFile(run_dir, purge_step) if tensorboard else None
@@ -82,6 +83,11 @@ class MetricsWriter:
 
     def __exit__(self, *_: object) -> None:
         self._events = None
+
+    @property
+    def num_lost_lines(self) -> int:
+        """Lines of `metrics.jsonl` that could not be written."""
+        return self._lines.num_lost
 
     @property
     def wall_s(self) -> float:
@@ -100,23 +106,39 @@ class MetricsWriter:
         """
         line = {"env_steps": row["env_steps"], "wall_s": self.wall_s, **row}
         line = {name: _plain(name, value) for name, value in line.items()}
-        try:
+        with self._lines.counted():
             append_whole(self._path, (json.dumps(line, allow_nan=False) + "\n").encode())
-            if self._events is not None:
-                scalars = {
-                    TAGS.get(name, f"train/{name}"): value
-                    for name, value in line.items()
-                    if name != "env_steps" and isinstance(value, int | float)
-                }
-                self._events.add(scalars, line["env_steps"])
+        if self._events is None:
+            return
+        scalars = {
+            TAGS.get(name, f"train/{name}"): value
+            for name, value in line.items()
+            if name != "env_steps" and isinstance(value, int | float)
+        }
+        with self._scalars.counted():
+            self._events.add(scalars, line["env_steps"])
+
+
+class _Losses:
+    """Counts what could not be written, and says when that begins and when it is over."""
+
+    def __init__(self, path: Path, what: str, warn: Callable[[str], None]):
+        self._path, self._what, self._warn = path, what, warn
+        self.num_lost, self._is_losing = 0, False
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """Around the writing of one."""
+        try:
+            yield
         except OSError as error:
             if not self._is_losing:
-                self._warn(f"{self._path}: a line could not be written: {error.strerror or error}")
+                self._warn(f"{self._path}: a {self._what} could not be written: {error.strerror or error}")
             self._is_losing = True
-            self.num_lost_lines += 1
+            self.num_lost += 1
         else:
             if self._is_losing:
-                self._warn(f"{self._path}: lines are written again; {self.num_lost_lines} are lost")
+                self._warn(f"{self._path}: {self._what}s are written again; {self.num_lost} are lost")
             self._is_losing = False
 
 

@@ -47,7 +47,7 @@ class Vectorized:
 
     def __init__(self, environment: Environment):
         self.environment = environment
-        self._num_resets_at_once: int | None = getattr(environment, "num_resets_at_once", None)
+        self._num_resets_at_once: int = getattr(environment, "num_resets_at_once", None) or 0
 
     @property
     def spec(self) -> EnvironmentSpec:
@@ -61,11 +61,11 @@ class Vectorized:
           keys: [B] typed threefry keys, one per slot.
 
         Returns:
-          The state, and FIRST timesteps [B].
+          The state, and FIRST timesteps [B]. A slot whose FIRST cannot be used begins anew at the next step.
         """
         episode = jnp.zeros(keys.shape, jnp.int32)
         state, timestep = self._reset(keys, episode)
-        ended = jnp.zeros(keys.shape, bool)
+        ended = ~usable(timestep, jnp)
         slots = jax.random.key_data(keys)[:, 0] == 0
         return _varying_like(slots, (VectorState(state, keys, episode, ended), timestep))
 
@@ -101,7 +101,7 @@ class Vectorized:
         """`stepped` with the slots that ended reset, as many at a time as the environment says."""
         num_slots = len(ended)
         # Where all slots end at once, the groups come one after another: never more than 64.
-        size = min(max(self._num_resets_at_once or 0, num_slots // 64), num_slots)
+        size = min(max(self._num_resets_at_once, num_slots // 64), num_slots)
         num_ended = jnp.sum(ended, dtype=jnp.int32)
         # Padded to whole groups: the last one must not slide back over slots that are done.
         order = jnp.pad(jnp.argsort(~ended).astype(jnp.int32), (0, -num_slots % size))

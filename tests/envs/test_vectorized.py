@@ -67,6 +67,29 @@ def test_the_action_after_last_is_ignored_and_first_earns_nothing():
         np.testing.assert_array_equal(stream.discount[:, 0], [1, 0, 1, 0, 1])
 
 
+class BeginsBadly:
+    """Catch, of whose resets some observe NaN."""
+
+    def __init__(self):
+        inner = make("zerocopy:Catch", rows=4)
+        self.spec, self.step = inner.spec, inner.step
+
+        def reset(key):
+            state, timestep = inner.reset(key)
+            spoiled = jnp.where(jax.random.bernoulli(key), jnp.nan, timestep.observation)
+            return state, timestep._replace(observation=spoiled)
+
+        self.reset = reset
+
+
+def test_a_first_that_cannot_be_used_is_followed_by_another():
+    stream = play(BeginsBadly(), slot_keys(8), np.zeros((9, 8), np.int32))
+    is_bad = np.isnan(stream.observation).any((2, 3))
+    assert is_bad[0].any() and not is_bad[0].all()
+    np.testing.assert_array_equal(stream.step_type[1] == StepType.FIRST, is_bad[0])
+    np.testing.assert_array_equal(stream.step_type[1:][is_bad[:-1]], StepType.FIRST)
+
+
 def test_a_slot_does_not_notice_its_neighbours():
     environment = make("gymnax:CartPole-v1")
     keys, others = slot_keys(3), slot_keys(3, seed=1)

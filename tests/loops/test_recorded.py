@@ -6,14 +6,17 @@ import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from small_runs import CATCH, LSTM, MLP
 
 from zerocopy_envs import registry
 from zerocopy_envs.errors import UserError
+from zerocopy_envs.types import TimeStep
 from zerocopy_seed import cli
 from zerocopy_seed.agents import make_agent
+from zerocopy_seed.agents.stand_ins import count_stand_ins
 from zerocopy_seed.checkpoint import Checkpointer
 from zerocopy_seed.config import BridgeConfig, DevicesConfig, EvaluationConfig, R2D2Config, RecordConfig
 from zerocopy_seed.config_file import dump_config, load_run_config
@@ -22,12 +25,13 @@ from zerocopy_seed.leaves import tree_sha256
 from zerocopy_seed.loops.environments import make_environment
 from zerocopy_seed.loops.evaluate import evaluate_run
 from zerocopy_seed.loops.on_device import init_train_state
-from zerocopy_seed.loops.recorded import init_from_record
+from zerocopy_seed.loops.recorded import init_from_record, with_padding
 from zerocopy_seed.loops.run_checkpoint import restore_train_state
 from zerocopy_seed.loops.run_dir import check_run_dir
 from zerocopy_seed.loops.run_lock import lock_directory
 from zerocopy_seed.loops.train import train
 from zerocopy_seed.metrics import read_metrics
+from zerocopy_seed.types import Trajectory
 
 PLAYED = dataclasses.replace(
     CATCH,
@@ -251,6 +255,14 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(played, tmp_pat
     assert errors.startswith(message.replace("DIR", record) if "recorded:DIR, or" not in message else message)
     assert errors.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["config.toml"]
+
+
+def test_padding_of_older_records_is_no_stand_in():
+    firsts = TimeStep(jnp.zeros((3, 2), jnp.int8), jnp.zeros((3, 2)), jnp.zeros((3, 2)), ())
+    nothing = jnp.zeros(0)
+    slot, continues = jnp.array([0, 2]), jnp.zeros(2, bool)
+    trajectory = Trajectory(firsts, nothing, (), nothing, slot, continues)
+    assert count_stand_ins(with_padding(trajectory), None) == 2
 
 
 def test_v_trace_is_refused(played, tmp_path, capsys):

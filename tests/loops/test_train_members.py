@@ -99,6 +99,14 @@ def test_every_member_is_a_run_directory(run_dir):
         load_policy(run_dir)
 
 
+def test_its_journal_is_a_runs(run_dir):
+    events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+    kinds = [event["event"] for event in events]
+    assert (kinds[0], kinds[-1]) == ("training", "ended") and kinds.count("checkpoint_saved") == 4
+    ends = [read_metrics(path)[-1]["env_steps"] for path in (run_dir / "members").iterdir()]
+    assert events[-1]["saved"] and events[-1]["num_members"] == 4 and events[-1]["env_steps"] == sum(ends)
+
+
 def test_the_summary_is_of_the_members(run_dir):
     summary = json.loads((run_dir / "summary.json").read_text())
     assert [setting["values"] for setting in summary["settings"]] == [

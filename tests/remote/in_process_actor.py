@@ -22,6 +22,7 @@ class InProcessActor:
 
     Attributes:
       sent: the timestep [N] that was sent last.
+      bridge: that it has joined.
     """
 
     def __init__(self, engine: Engine, environment: HostEnvironment):
@@ -29,13 +30,13 @@ class InProcessActor:
         self._engine, self._environment, self._wire = engine, environment, make_wire_format(spec)
         self._answers: list[bytes] = []
         self._num_requests = 0
-        bridge = Bridge(engine, RunDescription("run", "tests", {}, spec, num_envs), notify=lambda: None)
-        session = bridge.join(
+        self.bridge = Bridge(engine, RunDescription("run", "tests", {}, spec, num_envs), notify=lambda: None)
+        session = self.bridge.join(
             bridge_pb2.JoinRequest(
                 version=1, run_id="run", spec=spec_to_message(spec), num_environments=num_envs
             )
         )
-        self._connection = bridge.open(session.id, self._answers.append)
+        self._connection = self.bridge.open(session.id, self._answers.append)
         self._seeds = list(session.seeds)
         self.reset()
 

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from zerocopy_seed.remote.bridge import show_slots
 from zerocopy_seed.remote.requests import make_request
 from zerocopy_seed.remote.slots import Slots
 
@@ -52,6 +53,11 @@ def test_an_unroll_is_length_rows_and_the_next_timestep_closes_it():
     for step in (MID, MID):
         play(slots, [0, 1], [step, step])
     assert slots.take(3).continues.tolist() == [True, True]
+
+
+def test_slots_are_shown_in_a_line_however_many_they_are():
+    assert show_slots(np.array([0, 1, 2, 8])) == "0-2, 8"
+    assert show_slots(np.arange(0, 2000, 2)) == "0, 2, 4, 6, 8, 10, 12, 14, 16, 18 and 990 more"
 
 
 def test_lag_counts_updates_since_the_oldest_row():

@@ -8,12 +8,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from zerocopy_envs.usable import is_stand_in
 from zerocopy_seed.config import LearningConfig
 from zerocopy_seed.config_sweep import learning_settings
 from zerocopy_seed.ops import counters
-from zerocopy_seed.ops.collectives import sum_over_devices
-from zerocopy_seed.types import Array, Counter, Trajectory
+from zerocopy_seed.types import Array, Counter
 
 
 def float_settings(config: LearningConfig) -> dict[str, Array]:
@@ -52,6 +50,12 @@ def apply_gradients(
 ) -> tuple[Any, Any, dict[str, Array]]:
     """One step of `optimizer`; where gradients or their norm are not finite nothing changes.
 
+    Args:
+      optimizer: as `make_optimizer` makes it.
+      grads: a pytree like `params`.
+      params: what is optimised.
+      opt_state: of `optimizer`.
+
     Returns:
       Parameters, the optimiser's state, and the metrics `grad_norm` and `num_skipped_updates` (0 or 1).
     """
@@ -67,9 +71,3 @@ def apply_gradients(
 def choose(condition: Array, chosen: Any, other: Any) -> Any:
     """One of two pytrees, by a scalar: no branch, since under vmap one becomes a choice anyway."""
     return jax.tree.map(lambda x, y: jnp.where(condition, x, y), chosen, other)
-
-
-def count_stand_ins(trajectory: Trajectory, axis_name: str | None) -> Array:
-    """Rows of all devices' unrolls, after the first, that stand in for timesteps that could not be used."""
-    arrived = jax.tree.map(lambda x: x[1:], trajectory.timestep._replace(observation=()))
-    return sum_over_devices(is_stand_in(arrived).sum(dtype=jnp.float32), axis_name)

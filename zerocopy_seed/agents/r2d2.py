@@ -16,12 +16,12 @@ from zerocopy_seed import replay as replays
 from zerocopy_seed.agents.optimizer import (
     apply_gradients,
     choose,
-    count_stand_ins,
     decayed_learning_rate,
     float_settings,
     make_optimizer,
 )
 from zerocopy_seed.agents.r2d2_loss import initial_mass, q_values, window_loss
+from zerocopy_seed.agents.stand_ins import count_stand_ins
 from zerocopy_seed.config import R2D2Config
 from zerocopy_seed.ops import counters
 from zerocopy_seed.ops.collectives import device_index, local_copy, sum_over_devices

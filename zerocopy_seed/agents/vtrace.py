@@ -15,11 +15,11 @@ from zerocopy_seed.agents.minibatch import scan_minibatches, sum_gradients
 from zerocopy_seed.agents.normalization import make_normalizer
 from zerocopy_seed.agents.optimizer import (
     apply_gradients,
-    count_stand_ins,
     decayed_learning_rate,
     float_settings,
     make_optimizer,
 )
+from zerocopy_seed.agents.stand_ins import count_stand_ins
 from zerocopy_seed.config import VTraceConfig
 from zerocopy_seed.ops import counters
 from zerocopy_seed.ops.collectives import local_copy, sum_over_devices

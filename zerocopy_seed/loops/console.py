@@ -33,20 +33,21 @@ def say(line: str) -> None:
 
 def note(event: str, line: str, **fields: Any) -> bool:
     """Writes an event into the journal, if one is kept; False if it was held back: too many of its kind."""
-    return _journal is None or _journal.note(event, line, **fields)
+    journal = _journal  # another thread may end it meanwhile
+    return journal is None or journal.note(event, line, **fields)
 
 
 def complain(line: str) -> None:
     """Prints a line on stderr likewise; in the journal it is a `warning`."""
     note("warning", line)
-    _print_error(line)
+    show_error(line)
 
 
 def report(event: str, line: str, **fields: Any) -> bool:
     """An event that people should see: noted, and printed on stderr unless it was held back; which it was."""
     is_written = note(event, line, **fields)
     if is_written:
-        _print_error(line)
+        show_error(line)
     return is_written
 
 
@@ -68,6 +69,7 @@ def draw(plot: Callable[..., None], subject: Any, path: pathlib.Path) -> None:
         complain(f"{path}: not drawn: {error}")
 
 
-def _print_error(line: str) -> None:
+def show_error(line: str) -> None:
+    """Prints a line on stderr, and nothing else."""
     with contextlib.suppress(OSError):
         print(line, file=sys.stderr, flush=True)

@@ -10,7 +10,7 @@ import numpy as np
 
 from zerocopy_seed.checkpoint import Checkpointer, CheckpointError
 from zerocopy_seed.config import Config
-from zerocopy_seed.loops.console import complain, note, report
+from zerocopy_seed.loops.console import complain, note, report, show_error
 from zerocopy_seed.loops.on_device import TrainState, Window
 from zerocopy_seed.loops.run_checkpoint import checkpoint_items
 from zerocopy_seed.metrics import MetricsWriter
@@ -65,10 +65,12 @@ class RunRecord:
         self._save_every_s = config.checkpoint.every_s
         self._steps_per_update = config.env.num_envs * config.agent.unroll_length
         self._line_env_steps = self.env_steps = env_steps
+        self._has_line = resumed_at is not None  # of what was learned so far
         self._next_line = self._line_after(env_steps)
         self._line_at = self._saved_at = time.monotonic()
         self._diverged = False
-        self._is_saving = self._is_failing = False
+        self._saving_at: int | None = None  # env_steps of the save under way
+        self._is_failing = False
         self._num_saves = self._num_failed_saves = 0
         self._environment, self._page = config.env.name, page
         self._num_unusable = self._num_skipped = 0  # not yet said
@@ -82,6 +84,11 @@ class RunRecord:
     def line_is_due(self) -> bool:
         """Whether a line is to be written."""
         return self.env_steps >= self._next_line
+
+    @property
+    def has_news(self) -> bool:
+        """Whether something was learned that no line tells of."""
+        return self.env_steps > self._line_env_steps or not self._has_line
 
     def save_is_due(self, now: float) -> bool:
         """Whether a checkpoint is to be saved, by the clock."""
@@ -111,7 +118,7 @@ class RunRecord:
         self._say_what_was_left_out(row)
         self._diverged = warn_once_diverged(row, self._diverged, self._name)
         self._next_line = self._line_after(self.env_steps)
-        self._line_at, self._line_env_steps = now, self.env_steps
+        self._line_at, self._line_env_steps, self._has_line = now, self.env_steps, True
         return row
 
     def save(self, state: TrainState) -> bool:
@@ -123,9 +130,9 @@ class RunRecord:
         except CheckpointError as error:
             self._failed(error)
         else:
-            self._is_saving = True
+            self._saving_at = self.env_steps
         self._saved_at = time.monotonic()
-        return self._is_saving
+        return self._saving_at is not None
 
     def save_last(self, state: TrainState) -> bool:
         """Begins to save the last one, unless it is the one that the run began with; whether it could."""
@@ -135,16 +142,18 @@ class RunRecord:
 
     def wait(self) -> bool:
         """Whether the save under way succeeds, if one is."""
-        was_saving, self._is_saving = self._is_saving, False
+        saved_at, self._saving_at = self._saving_at, None
         try:
             self._saves.wait()
         except CheckpointError as error:
             self._failed(error)
             return False
-        if was_saving:
-            self._num_saves += 1
-            note("checkpoint_saved", f"{self._subject}checkpoint saved", num_saves=self._num_saves)
-        if was_saving and self._is_failing:
+        if saved_at is None:
+            return True
+        self._num_saves += 1
+        line = f"{self._subject}checkpoint of {saved_at:,} env_steps saved"
+        note("checkpoint_saved", line, env_steps=saved_at, num_saves=self._num_saves)
+        if self._is_failing:
             self._is_failing = False
             complain(
                 f"{self._subject}checkpoints are saved again, after {self._num_failed_saves} that were not"
@@ -153,10 +162,9 @@ class RunRecord:
 
     def _failed(self, error: CheckpointError) -> None:
         self._num_failed_saves += 1
-        if self._is_failing:
-            note("checkpoint_failed", f"{self._subject}{error}", env_steps=self.env_steps)
-        else:
-            report("checkpoint_failed", str(error), env_steps=self.env_steps)
+        note("checkpoint_failed", f"{self._subject}{error}", env_steps=self.env_steps)
+        if not self._is_failing:  # shown even where the journal has no room for more of them
+            show_error(str(error))
         self._is_failing = True
 
     def _say_what_was_left_out(self, row: dict[str, Any]) -> None:

@@ -118,6 +118,13 @@ def recorded_program(
         yield Program(agent, dispatch, names, figures, lambda: failed)
 
 
+def with_padding(trajectory: Trajectory) -> Trajectory:
+    """A recorded trajectory with discount 1 in padding; older records have 0 there, the mark of stand-ins."""
+    is_padding = trajectory.slot == len(trajectory.slot)
+    discount = jnp.where(is_padding[None], 1.0, trajectory.timestep.discount)
+    return trajectory._replace(timestep=trajectory.timestep._replace(discount=discount))
+
+
 def _place(state: TrainState) -> Place:
     saved: Any = state.actor
     return Place(int(saved.epoch), int(saved.round))
@@ -129,8 +136,8 @@ def _compile(agent: Agent, learner: LearnerState, trajectory: Trajectory) -> tup
     names = tuple(sorted(metrics))
 
     def learn(learner: LearnerState, window: Window, trajectory: Trajectory) -> tuple[LearnerState, Window]:
-        learner, metrics = agent.learn(learner, trajectory)
+        learner, metrics = agent.learn(learner, with_padding(trajectory))
         return learner, add_to_window(window, metrics, names)
 
     learning = jax.jit(learn, donate_argnums=(0, 1)).lower(learner, make_window(len(names)), trajectory)
-    return learning.compile(), compile_store(agent, learner, trajectory), names
+    return learning.compile(), compile_store(agent.store, learner, trajectory), names

@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from zerocopy_envs.errors import UserError
 from zerocopy_envs.types import EnvironmentSpec
@@ -25,7 +24,7 @@ from zerocopy_seed.loops.run_dir import run_identity
 from zerocopy_seed.ops.counters import as_int
 from zerocopy_seed.remote.access import read_access
 from zerocopy_seed.remote.addresses import parse_address, require_free
-from zerocopy_seed.remote.bridge import RunDescription, show_slots
+from zerocopy_seed.remote.bridge import RunDescription
 from zerocopy_seed.remote.engine import Engine, Round
 from zerocopy_seed.remote.server import Server
 from zerocopy_seed.remote.slots import num_unrolls
@@ -35,6 +34,7 @@ from zerocopy_seed.types import ActingParams, Agent, LearnerState, Trajectory
 _RUN_FILE = "bridge.json"
 _NO_ACTORS_S = 10.0  # until the first warning; each later one waits twice as long
 _ENVS_PER_ACTOR = 8  # of actors from elsewhere that were told no number
+_REPORTED = {"actor_lost", "unusable_rows_of_actor"}  # events that are shown on stderr too
 _CHEAP_S = 4e-4  # a policy quicker than this acts best in the event loop
 
 
@@ -107,7 +107,6 @@ class Actors:
         self._engine, self._server, self._local, self._warn = engine, server, local, warn
         self._quiet_since, self._warn_after_s = time.monotonic(), _NO_ACTORS_S
         self._failed = ""
-        self._num_unusable = engine.num_unusable()
 
     def take(self, timeout: float, *, partial: bool = False) -> Round | None:
         """See `Engine.take`; warns now and then while there are no actors."""
@@ -122,9 +121,12 @@ class Actors:
     def check(self) -> None:
         """Starts local ones anew that have ended, and says what has happened to actors; now and then."""
         self._failed = self._failed or self._local.check()
+        self.say_events()
+
+    def say_events(self) -> None:
+        """Says what has happened to actors since it was said last."""
         for event, line, fields in self._server.bridge.take_events():
-            (report if event == "actor_lost" else note)(event, line, **fields)
-        self._name_unusable()
+            (report if event in _REPORTED else note)(event, line, **fields)
 
     def failure(self) -> str:
         """Why there can be no more of them, in one line; "" as long as there can."""
@@ -147,20 +149,6 @@ class Actors:
             'actors{state="acting"}': bridge.num_actors,
             'actors{state="joining"}': bridge.num_joining,
         }
-
-    def _name_unusable(self) -> None:
-        """Says whose timesteps could not be used, since it was said last."""
-        counts = self._engine.num_unusable()
-        new = counts - self._num_unusable
-        for actor, slots in self._server.bridge.actors_of(np.flatnonzero(new)).items():
-            total = int(new[slots].sum())
-            line = (
-                f"actor {actor}: {total:,} timesteps could not be used: numbers that are not finite, "
-                f"of slots {show_slots(slots)}, in {self._engine.unusable_field}"
-            )
-            fields = {"actor": actor, "slots": show_slots(slots), "num_rows": total}
-            if report("unusable_rows_of_actor", line, field=self._engine.unusable_field, **fields):
-                self._num_unusable[slots] = counts[slots]
 
 
 @contextlib.contextmanager
@@ -224,7 +212,9 @@ def serve_actors(
         else:
             say(f"all slots are the local actors' (bridge.envs_per_actor leaves some); address: {where}")
         actors = stack.enter_context(LocalActors(socket, local, env=name, warn=warn))
-        yield Actors(engine, server, actors, warn=warn)
+        everyone = Actors(engine, server, actors, warn=warn)
+        yield everyone
+    everyone.say_events()  # how they left
 
 
 def _read_run_file(

@@ -18,7 +18,7 @@ from zerocopy_seed.config import Config
 from zerocopy_seed.config_sweep import has_members
 from zerocopy_seed.loops.compile_cache import use_compile_cache
 from zerocopy_seed.loops.compiling import compile_once
-from zerocopy_seed.loops.console import complain, draw, keep_journal, note, say
+from zerocopy_seed.loops.console import complain, draw, keep_journal, say
 from zerocopy_seed.loops.evaluation import Evaluation, evaluate_while_training
 from zerocopy_seed.loops.layout import spread_types
 from zerocopy_seed.loops.memory import check_memory
@@ -29,6 +29,7 @@ from zerocopy_seed.loops.record import DISPATCH_S, RunRecord, metrics_row
 from zerocopy_seed.loops.recording import check_recording, make_description, open_recording
 from zerocopy_seed.loops.run_checkpoint import CHECKPOINTS, empty_replay, restore_train_state, saves_replay
 from zerocopy_seed.loops.run_dir import check_run_dir, make_run_dir, run_identity, write_config
+from zerocopy_seed.loops.run_events import note_ended, note_resumed, note_signal, note_training
 from zerocopy_seed.loops.run_lock import lock_run_dir
 from zerocopy_seed.loops.signals import StopRequest
 from zerocopy_seed.loops.sources import choose_source
@@ -114,9 +115,9 @@ def _train(
     make_run_dir(run_dir)
     with (
         lock_run_dir(run_dir),
-        Checkpointer(run_dir / CHECKPOINTS, config.checkpoint.max_to_keep, warn=complain) as saves,
         contextlib.ExitStack() as whole_run,
     ):
+        saves = Checkpointer(run_dir / CHECKPOINTS, config.checkpoint.max_to_keep, warn=complain)
         resumed_at, notes = None, []
         if resume and saves.steps():
             resumed_at, state = restore_train_state(saves, state_types, warn=notes.append)
@@ -134,9 +135,10 @@ def _train(
         write_config(config, run_dir)
         run_id = run_identity(run_dir)
         whole_run.enter_context(keep_journal(run_dir, run_id))
+        whole_run.enter_context(saves)  # a save that fails as all ends is still noted
         page = whole_run.enter_context(serve_metrics(config.metrics, run_id))
         if resumed_at is not None:
-            note("resumed", "; ".join((f"resumed at {resumed_at:,} env_steps", *notes)), env_steps=resumed_at)
+            note_resumed(resumed_at, notes)
         say("compiling ...")
         began = time.perf_counter()
         if resumed_at is None:
@@ -175,7 +177,7 @@ def _train(
             )
             if page is not None:
                 page.show(program.gauges)
-            note("training", f"training from {record.env_steps:,} env_steps", env_steps=record.env_steps)
+            note_training(record.env_steps)
             evaluation = stack.enter_context(
                 evaluate_while_training(
                     config, agent, source.environment, state.learner, run_dir, stop, warn=complain
@@ -183,8 +185,7 @@ def _train(
             )
             state = _loop(program, state, record, evaluation, progress, stop)
             progress.close()
-            if stop:
-                note("signal", f"{stop.signal_name}: saving, then stopping", env_steps=record.env_steps)
+            note_signal(stop, record.env_steps)
             # Before actors are seen off, which may take longer than there is time.
             saved = record.save_last(state) and record.wait()
             if evaluation is not None and not program.failure() and (found := evaluation.finish(stop)):
@@ -192,7 +193,7 @@ def _train(
                 row = metrics_row(*counters, make_window(len(program.metric_names)), program.metric_names)
                 record.write(program.figures(row) | found, time.monotonic())
         failure = program.failure()
-        note("ended", failure or "training has ended", env_steps=record.env_steps, saved=saved)
+        note_ended(record.env_steps, saved=saved, failure=failure)
     if failure:
         complain(failure)
     if not saved:
@@ -226,7 +227,8 @@ def _loop(
         last = record.is_finished or bool(stop or program.failure())
         evaluated = evaluation.look(state.learner, record.env_steps) if evaluation is not None else {}
         save_is_due = not last and record.save_is_due(now)
-        if last or save_is_due or record.line_is_due or evaluated:
+        line_is_due = (last or save_is_due) and record.has_news or record.line_is_due
+        if line_is_due or evaluated:
             counters = state.learner.env_steps, state.learner.num_updates
             row = metrics_row(*counters, jax.device_get(window), program.metric_names)
             progress.update(record.write(program.figures(row) | evaluated, now))

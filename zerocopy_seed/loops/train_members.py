@@ -31,6 +31,7 @@ from zerocopy_seed.loops.on_device import TrainState, init_train_state
 from zerocopy_seed.loops.record import DISPATCH_S, RunRecord, metrics_row
 from zerocopy_seed.loops.run_checkpoint import CHECKPOINTS, restore_train_state, saves_replay
 from zerocopy_seed.loops.run_dir import check_run_dir, make_run_dir, run_identity, write_config
+from zerocopy_seed.loops.run_events import note_ended, note_resumed, note_signal, note_training
 from zerocopy_seed.loops.run_lock import lock_run_dir
 from zerocopy_seed.loops.signals import StopRequest
 from zerocopy_seed.metrics import MetricsWriter
@@ -90,11 +91,10 @@ def train_members(config: Config, run_dir: pathlib.Path, resume: bool, stop: Sto
         write_config(config, run_dir)
         for member, directory in zip(members, _directories(run_dir, members), strict=True):
             write_config(member.config, directory)
-        for saves in all_saves:
-            stack.enter_context(saves)
-
         run_id = run_identity(run_dir)
         stack.enter_context(keep_journal(run_dir, run_id))
+        for saves in all_saves:
+            stack.enter_context(saves)  # a save that fails as all ends is still noted
         page = stack.enter_context(serve_metrics(config.metrics, run_id))
         say(f"{len(members)} members in {run_dir / MEMBERS}")
         say("compiling ...")
@@ -129,9 +129,13 @@ def train_members(config: Config, run_dir: pathlib.Path, resume: bool, stop: Sto
         env_steps = sum(record.env_steps for record in records)
         progress = stack.enter_context(Progress(config.total_env_steps * len(members), sys.stdout, env_steps))
         progress.compiled(compile_s)
+        note_training(env_steps, num_members=len(members))
         begun = _loop(program, state, records, progress, stop)
         progress.close()
+        env_steps = sum(record.env_steps for record in records)
+        note_signal(stop, env_steps, num_members=len(members))
         saved = [was_begun and record.wait() for was_begun, record in zip(begun, records, strict=True)]
+        note_ended(env_steps, saved=all(saved), num_members=len(members))
     return _end(run_dir, members, records, saved)
 
 
@@ -202,8 +206,9 @@ def _restore(
     found = [step for step in resumed_at if step is not None]
     if found:
         say(f"resuming {run_dir} at {min(found):,} to {max(found):,} env_steps")
-    for note in dict.fromkeys(notes):
-        say(note)
+        note_resumed(sum(found), [*dict.fromkeys(notes)], num_members=len(found))
+    for line in dict.fromkeys(notes):
+        say(line)
     if len(found) < len(all_saves):
         missing = len(all_saves) - len(found)
         complain(f"{run_dir}: no checkpoint was finished of {missing} members; they start from the beginning")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
+import math
 import secrets
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from zerocopy_envs.types import EnvironmentSpec
+from zerocopy_envs.types import EnvironmentSpec, StepType
 from zerocopy_seed.remote import bridge_pb2
 from zerocopy_seed.remote.codec import ACTIONS_GOODBYE, decode_observations, encode_actions, read_request
 from zerocopy_seed.remote.engine import Engine
@@ -25,6 +26,8 @@ from zerocopy_seed.remote.wire_format import make_wire_format
 
 _STREAM_WITHIN_S = 30.0  # from joining; then the slots are for others
 _MOST_EVENTS = 1000  # kept until they are taken
+_NAMED_EVERY_S = 60.0  # an actor whose timesteps cannot be used, at most
+_MOST_SHOWN = 10  # runs of slots in a line
 _MOST_KNOWN = 16  # sets of environments that an actor's messages are about; there are one or two
 
 Event = tuple[str, str, dict[str, Any]]
@@ -48,6 +51,7 @@ class _Session:
     slots: np.ndarray
     joined_at: float
     is_open: bool = False
+    named_at: float = -math.inf  # when it was last said that timesteps of it could not be used
 
 
 class Bridge:
@@ -152,13 +156,6 @@ class Bridge:
         """Actors that have joined and have no stream yet."""
         return len(self._sessions) - len(self._connections)
 
-    def actors_of(self, slots: np.ndarray) -> dict[int, np.ndarray]:
-        """Numbers of the actors that have some of slots [n], each with those that it has; from any thread."""
-        owners = {
-            session.number: np.intersect1d(session.slots, slots) for session in [*self._sessions.values()]
-        }
-        return {number: owned for number, owned in owners.items() if len(owned)}
-
     def take_events(self) -> list[Event]:
         """What has happened to actors since the last call; from any thread."""
         return [self._events.popleft() for _ in range(len(self._events))]
@@ -168,9 +165,24 @@ class Bridge:
         line = f"actor {session.number} {what} (slots {slots})"
         self._events.append((event, line, {"actor": session.number, "slots": slots}))
 
+    def _note_unusable(self, session: _Session) -> bool:
+        """Whether there was something to note."""
+        found = self._engine.take_unusable(session.slots)
+        if found is None:
+            return False
+        slots = show_slots(found.slots)
+        line = (
+            f"actor {session.number}: {found.num_rows:,} timesteps could not be used: numbers that are not "
+            f"finite, of slots {slots}, in {found.fields}"
+        )
+        fields = {"actor": session.number, "slots": slots, "num_rows": found.num_rows, "field": found.fields}
+        self._events.append(("unusable_rows_of_actor", line, fields))
+        return True
+
     def _close(self, connection: Connection) -> None:
         self._connections.discard(connection)
         session = self._sessions.pop(connection.session_id)
+        self._note_unusable(session)  # as long as the slots are its own
         self._engine.close_slots(session.slots)
         is_lost = not connection.said_goodbye and not self._is_ended
         self.num_lost += is_lost
@@ -178,6 +190,13 @@ class Bridge:
             self._note("actor_lost", session, "is lost: its stream ended without a goodbye")
         else:
             self._note("actor_left", session, "has left")
+
+    def name_unusable(self) -> None:
+        """Notes whose timesteps could not be used, of each actor once a while; to be called now and then."""
+        now = time.monotonic()
+        for session in self._sessions.values():
+            if now - session.named_at >= _NAMED_EVERY_S and self._note_unusable(session):
+                session.named_at = now
 
     def free_forgotten(self) -> None:
         """Frees the slots of actors that joined and opened no stream; to be called now and then."""
@@ -246,6 +265,8 @@ class Connection:
         slot, where, _ = known
         answer = self._answer_to(message.request)
         _, _, step_type, reward, discount, leaves, is_usual, _ = message
+        if not is_usual:  # 0 at a FIRST is the mark of a stand-in
+            discount = np.where(step_type == StepType.FIRST, np.float32(1), discount)
         return Request(slot, where, step_type, reward, discount, leaves, is_usual, answer)
 
     def _answer_to(self, number: int) -> Callable[[np.ndarray], None]:
@@ -288,9 +309,11 @@ def _split(whole: Request, most: int) -> list[Request]:
 
 
 def show_slots(slots: np.ndarray) -> str:
-    """Slots [n], which ascend, in short: `0-3, 8`."""
+    """Slots [n], which ascend, in short: `0-3, 8`; of very many runs the first, and how many more."""
     runs = np.split(slots, np.flatnonzero(np.diff(slots) != 1) + 1)
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    shown = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs[:_MOST_SHOWN]]
+    num_more = sum(map(len, runs[_MOST_SHOWN:]))
+    return ", ".join(shown) + (f" and {num_more} more" if num_more else "")
 
 
 def _check_version(version: int) -> None:

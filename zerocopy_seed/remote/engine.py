@@ -22,7 +22,7 @@ from zerocopy_seed.keys import Stream, as_seeds, slot_keys
 from zerocopy_seed.remote import tables as device
 from zerocopy_seed.remote.batches import Batch, batch_for, make_batches
 from zerocopy_seed.remote.requests import Request
-from zerocopy_seed.remote.screening import Screen
+from zerocopy_seed.remote.screening import Screen, Unusable
 from zerocopy_seed.remote.slots import Episodes, Slots, Taken
 from zerocopy_seed.remote.tables import Column
 from zerocopy_seed.types import ActingParams, Agent, Trajectory
@@ -192,6 +192,10 @@ class Engine:
         self._slots.arrived(request.where)
         self._inbox.append(request)
 
+    def take_unusable(self, slots: np.ndarray) -> Unusable | None:
+        """See `Screen.take`."""
+        return self._screen.take(slots)
+
     @property
     def has_pending(self) -> bool:
         """Whether requests wait."""
@@ -275,15 +279,6 @@ class Engine:
         """The episodes that ended since the last call of this or of `figures`."""
         with self._lock:
             return self._slots.take_episodes()
-
-    def num_unusable(self) -> np.ndarray:
-        """int64 [S], timesteps of each slot that could not be used so far."""
-        return self._screen.counts.copy()
-
-    @property
-    def unusable_field(self) -> str:
-        """Of the latest of these, the field whose number was not finite."""
-        return self._screen.field
 
     def gauges(self) -> dict[str, float]:
         """How it is right now, from any thread."""

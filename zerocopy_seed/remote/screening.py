@@ -21,29 +21,42 @@ class Shown(NamedTuple):
     discount: np.ndarray
 
 
+class Unusable(NamedTuple):
+    """Timesteps that could not be used: of which slots (int32 [k], ascending), how many, and in what."""
+
+    slots: np.ndarray
+    num_rows: int
+    fields: str
+
+
 class Screen:
     """Of `num_slots` slots; all calls come from one thread.
 
     Args:
       spec: of the environments.
       num_slots: S.
-
-    Attributes:
-      field: of the latest of them, what was not finite.
-      counts: int64 [S], timesteps that could not be used, ever; to be read from any thread.
     """
 
     def __init__(self, spec: EnvironmentSpec, num_slots: int):
-        self._paths = [path for path, _ in named_leaves(spec.observation)]
-        self.field = ""
+        self._fields = ["reward", *(path for path, _ in named_leaves(spec.observation))]
         self._follows = np.zeros(num_slots, bool)  # the last timestep could not be used
         self._num_following = 0
-        self.counts = np.zeros(num_slots, np.int64)
+        self._counts = np.zeros(num_slots, np.int64)  # since they were last taken, as the next
+        self._is_in = np.zeros((len(self._fields), num_slots), bool)
 
     def open(self, slots: np.ndarray) -> None:
         """Slots [n] begin anew, with another actor."""
         self._follows[slots] = False
         self._num_following = int(np.count_nonzero(self._follows))
+
+    def take(self, slots: np.ndarray) -> Unusable | None:
+        """What could not be used of slots [n], which ascend, since this was last asked; None if nothing."""
+        counts, is_in = self._counts[slots], self._is_in[:, slots]
+        if not counts.any():
+            return None
+        self._counts[slots], self._is_in[:, slots] = 0, False
+        fields = [name for name, found in zip(self._fields, is_in, strict=True) if found.any()]
+        return Unusable(slots[counts > 0], int(counts.sum()), ", ".join(fields))
 
     def look(self, request: Request) -> None:
         """Replaces what cannot be used in a request, and the timestep that comes after that.
@@ -63,9 +76,8 @@ class Screen:
         begins = follows & is_usable
         self._follows[request.slot] = ~is_usable
         self._num_following = int(np.count_nonzero(self._follows))
-        self.counts[request.slot[~is_usable]] += 1
         if not is_usable.all():
-            self.field = self._field(request)
+            self._count(request, is_usable)
         request.shown = Shown(
             np.where(begins, np.int8(StepType.FIRST), shown.step_type),
             np.where(begins, np.float32(0), shown.reward),
@@ -75,16 +87,13 @@ class Screen:
         request.leaves = shown.observation
         request.is_usual = False
 
-    def _field(self, request: Request) -> str:
-        if not usable(TimeStep(request.step_type, request.reward, request.discount, ()), np).all():
-            return "reward"
-        named = zip(self._paths, request.leaves, strict=True)
-        alone = request.reward * 0
-        return next(
-            path
-            for path, leaf in named
-            if not usable(TimeStep(request.step_type, alone, request.discount, leaf), np).all()
-        )
+    def _count(self, request: Request, is_usable: np.ndarray) -> None:
+        self._counts[request.slot[~is_usable]] += 1
+        nothing = np.zeros_like(request.reward)
+        parts = [(request.reward, ()), *((nothing, leaf) for leaf in request.leaves)]
+        for is_in, (reward, observation) in zip(self._is_in, parts, strict=True):
+            one = TimeStep(request.step_type, reward, request.discount, observation)
+            is_in[request.slot] |= ~usable(one, np)
 
 
 def _is_usable(request: Request) -> bool:

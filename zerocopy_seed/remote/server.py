@@ -129,6 +129,7 @@ class Server:
             self._started.set()
             while not self._stop.is_set():
                 bridge.free_forgotten()
+                bridge.name_unusable()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._stop.wait(), _LOOK_EVERY_S)
             await health.enter_graceful_shutdown()

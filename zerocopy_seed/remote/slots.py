@@ -317,7 +317,8 @@ class Slots:
     ) -> None:
         returned, steps = self._return[slot] + reward, self._steps[slot] + 1
         if np.count_nonzero(first):
-            returned[first], steps[first] = 0.0, 0
+            # What a FIRST earns does not count; but if it could not be used, nor does its episode.
+            returned[first], steps[first] = np.where(np.isnan(reward[first]), np.nan, 0.0), 0
         self._return[slot], self._steps[slot] = returned, steps
         ended = last & ~np.isnan(returned)
         if np.count_nonzero(ended):

@@ -4,6 +4,7 @@ import contextlib
 import pathlib
 import socket
 import stat
+import time
 
 import grpc
 import pytest
@@ -138,7 +139,8 @@ def test_what_is_wrong_is_said_in_one_line_and_not_tried_again(
     assert line in err
 
 
-def test_those_who_show_all_of_it_play(files, tmp_path):
+def test_those_who_show_all_of_it_play(files, tmp_path, monkeypatch):
+    monkeypatch.setattr("os.chmod", lambda *_: None)  # the socket is the owner's alone from its first moment
     unix = f"unix:{tmp_path}/bridge"
     access = learners(files, **KINDS["mutual"])
     with serving(make_engine(), ("127.0.0.1:0", unix), access=access) as (server, _):
@@ -313,6 +315,30 @@ def test_those_who_are_too_many_hear_why():
                     pass
                 ends += 1
         assert ends >= 4  # of 8 beside the two actors, at 4 connections in all
+
+
+HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # and empty SETTINGS
+
+
+def test_those_who_connect_and_call_nothing_make_room(monkeypatch):
+    """They hold all the places there are; an actor that waits in its stream is not one of them."""
+    monkeypatch.setattr("zerocopy_seed.remote.addresses._IDLE_MS", 1000)
+    with serving(make_engine(), access=Access(max_streams=2)) as (server, _), contextlib.ExitStack() as stack:
+        address = server.addresses[0]
+        joined = stack.enter_context(ActorClient(address, SPEC, 2))
+        simulator = Counting(2)
+        timestep = simulator.reset(joined.seeds)
+        host, _, port = address.rpartition(":")
+        for _ in range(3):
+            squatter = stack.enter_context(socket.create_connection((host, int(port))))
+            squatter.sendall(HELLO)
+        with pytest.raises(UserError, match="expected an answer"):
+            ActorClient(address, SPEC, 1, reconnect_s=0)
+        stack.enter_context(ActorClient(address, SPEC, 1, reconnect_s=20))
+        time.sleep(1.5)
+        simulator.send(joined.step(timestep))
+        joined.step(simulator.recv()[1])
+        assert joined.num_reconnects == 0
 
 
 def test_certs_writes_for_its_owner_alone_and_nothing_over(tmp_path, capsys):

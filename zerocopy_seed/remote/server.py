@@ -172,8 +172,11 @@ def _listen(server: grpc.aio.Server, address: Address, credentials: Credentials)
     require_free(address)
     try:
         if address.path:
-            server.add_insecure_port(address.text)
-            os.chmod(address.path, 0o600)  # whoever can connect may join
+            mask = os.umask(0o177)  # whoever can connect may join: not for a moment another user
+            try:
+                server.add_insecure_port(address.text)
+            finally:
+                os.umask(mask)
             return address.text
         if credentials.certificate:
             port = server.add_secure_port(

@@ -175,10 +175,12 @@ def test_flags_are_typed_like_the_file(load):
         MINIMAL,
         *("--agent.learning-rate", "1e-3", "--agent.max_grad_norm=40", "--agent.baseline-cost", "0"),
         *("--env.num-envs", "128", "--seed", "7", "--total-env-steps", "500_000"),
+        *("--devices.inference", "1"),
         *("--network.hidden-sizes", "32", "16", "--network.torso", "minatar_conv"),
         *("--agent.adaptive-entropy", "True", "--agent.eval-greedy", "false", "--agent.normalize-advantages"),
     )
     assert (config.env.num_envs, config.seed, config.total_env_steps) == (128, 7, 500_000)
+    assert config.devices.inference == 1
     assert config.network == NetworkConfig(hidden_sizes=(32, 16), torso="minatar_conv")
     assert config.agent == VTraceConfig(
         learning_rate=0.001,

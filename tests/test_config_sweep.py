@@ -144,6 +144,8 @@ def test_what_members_may_not_be(load):
         load("", "--num-seeds", "6", "--devices.learner", "4")
     # Members are spread, so that slots need not be.
     assert load("", "--num-seeds", "9", "--devices.learner", "3", "--env.num-envs", "16").num_seeds == 9
+    with pytest.raises(UserError, match="^devices.inference: expected 0 with many runs at once, .* found 1;"):
+        load("", "--num-seeds", "2", "--devices.inference", "1")
     with pytest.raises(UserError, match=r"^num_seeds: expected seeds less than 2\^32"):
         load("", "--num-seeds", "2", "--seed", str(2**32 - 1))
     with pytest.raises(UserError, match=r"^num_seeds: expected at most 1,024 runs at once"):

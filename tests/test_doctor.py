@@ -146,8 +146,11 @@ def test_open_files():
         assert machine.check_files().is_broken
         resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
         assert machine.check_files() == Finding(
-            "open files", "1024, room for 768 actors", "ulimit -n 4096 for more"
+            "open files", "1024, room for 384 actors", "ulimit -n 2304 for more"
         )
+        if hard == resource.RLIM_INFINITY or hard >= 2304:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (2304, hard))
+            assert machine.check_files() == Finding("open files", "2304, room for 1,024 actors", "")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 

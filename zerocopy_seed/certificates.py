@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import ipaddress
@@ -76,11 +77,13 @@ def write_credentials(directory: pathlib.Path, hosts: Sequence[str], *, days: fl
     contents = [part for made in (ca, server, actor) for part in (made.certificate_pem, made.key_pem)]
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for name, content in zip(FILES, (*contents, token), strict=True):
-            _write_new(directory / name, content)
+        _write_all(directory, dict(zip(FILES, (*contents, token), strict=True)))
     except OSError as error:
         raise UserError(
-            str(directory), expected="a directory that can be written", found=error.strerror or str(error)
+            str(directory),
+            expected="a directory that can be written",
+            found=error.strerror or str(error),
+            remedy="choose another, or make room there",
         ) from error
 
 
@@ -185,7 +188,21 @@ def _host(text: str) -> x509.GeneralName:
     return x509.DNSName(text)
 
 
+def _write_all(directory: pathlib.Path, contents: dict[str, bytes]) -> None:
+    """All of them or, where that fails, none: some would be refused by the next try."""
+    with contextlib.ExitStack() as undo:
+        for name, content in contents.items():
+            _write_new(directory / name, content)
+            undo.callback((directory / name).unlink, missing_ok=True)
+        undo.pop_all()
+
+
 def _write_new(path: pathlib.Path, content: bytes) -> None:
     """A file that was not there before, which nobody but its owner ever could read."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(content)
+        try:
+            file.write(content)
+            file.flush()
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise

@@ -98,6 +98,13 @@ def _validate_members(config: Config) -> None:
         )
     if config.devices.model > 1:
         raise UserError("devices.model", expected="1 with many runs at once", found=str(config.devices.model))
+    if config.devices.inference:
+        raise UserError(
+            "devices.inference",
+            expected="0 with many runs at once, which act on the devices that learn",
+            found=str(config.devices.inference),
+            remedy="leave it out",
+        )
     if len(members) % num_devices:
         raise UserError(
             "devices.learner",

@@ -194,10 +194,9 @@ def _read_words(kind: Any, flag: Flag) -> Any:
         return word if number is None else number
     if kind is bool:
         return toml_value(word)
-    if any(isinstance(choice, bool) for choice in typing.get_args(kind)):
-        spelled = toml_value(word)
-        return spelled if isinstance(spelled, bool) else word
-    return word
+    kinds = {type(choice) for choice in typing.get_args(kind)} & {bool, int}
+    spelled = toml_value(word) if kinds else word
+    return spelled if type(spelled) in kinds else word
 
 
 def toml_value(word: str) -> Any:

@@ -6,9 +6,13 @@ The page is a few lines of text with a fixed form, so the standard library serve
 from __future__ import annotations
 
 import contextlib
+import errno
 import http.server
 import math
+import socket
+import socketserver
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -18,7 +22,8 @@ from zerocopy_seed.config import MetricsConfig
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PATH = "/metrics"
 _PREFIX = "zerocopy_seed_"
-_TIMEOUT_S = 5.0  # of a reader that says nothing
+_DEADLINE_S = 5.0  # of a reader, from its first byte to the last that it takes
+_MOST_READERS = 8  # at once; further ones are turned away
 
 # What a line of metrics says has happened so far in the run, or since the line before: counters of the page.
 SO_FAR = {
@@ -80,8 +85,6 @@ class MetricsPage:
         page = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
-            timeout = _TIMEOUT_S
-
             def do_GET(self) -> None:
                 if self.path.partition("?")[0] not in (PATH, "/"):
                     self.send_error(404)
@@ -96,20 +99,7 @@ class MetricsPage:
             def log_message(self, *_: object) -> None:
                 pass
 
-        class Server(http.server.HTTPServer):
-            # One reader after another: whoever floods the page costs the run one thread.
-            def handle_error(self, *_: object) -> None:
-                pass
-
-        try:
-            self._server = Server((host, port), Handler)
-        except (OSError, OverflowError) as error:
-            raise UserError(
-                "metrics.port",
-                expected="an address that is free",
-                found=f"{host}:{port}: {getattr(error, 'strerror', None) or error}",
-                remedy="choose another port (--metrics.port), or 0 for no page",
-            ) from error
+        self._server = _listen(host, port, Handler)
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics page", daemon=True)
 
@@ -132,7 +122,7 @@ class MetricsPage:
                 row[name] = row.get(name, 0) + value if name in SINCE else value
 
     def show(self, live: Callable[[], Mapping[str, float]]) -> None:
-        """What `live` returns is asked for anew at every reading, from the page's thread.
+        """What `live` returns is asked for anew at every reading, from the reading's thread.
 
         A name may end with labels: `actors{state="acting"}`.
         """
@@ -158,6 +148,84 @@ class MetricsPage:
                 joined = ",".join(part for part in (_labels(self._labels), labels) if part)
                 lines.append(f"{_PREFIX}{shown}{{{joined}}} {_number(value)}")
         return "\n".join([*lines, ""])
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    """Some readers at once, each within its time, however slowly it writes or reads."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, family: int, where: Any, handler: type[socketserver.BaseRequestHandler]):
+        self.address_family = socket.AddressFamily(family)
+        self._deadlines: dict[socket.socket, float] = {}
+        super().__init__(where, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if len(self._deadlines) >= _MOST_READERS:
+            self.shutdown_request(request)
+            return
+        self._deadlines[request] = time.monotonic() + _DEADLINE_S
+        super().process_request(request, client_address)
+
+    def service_actions(self) -> None:
+        self._hang_up(time.monotonic())
+
+    def shutdown_request(self, request: Any) -> None:
+        self._deadlines.pop(request, None)
+        super().shutdown_request(request)
+
+    def server_close(self) -> None:
+        super().server_close()
+        self._hang_up(math.inf)
+
+    def handle_error(self, *_: object) -> None:
+        pass
+
+    def _hang_up(self, now: float) -> None:
+        for request, deadline in list(self._deadlines.items()):
+            if deadline <= now:
+                with contextlib.suppress(OSError):  # it has just ended
+                    request.shutdown(socket.SHUT_RDWR)  # its thread hears of it
+
+
+def _listen(host: str, port: int, handler: type[socketserver.BaseRequestHandler]) -> _Server:
+    try:
+        (family, *_, where), *_ = socket.getaddrinfo(
+            host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except (OSError, UnicodeError) as error:
+        raise _no_host(host, error) from error
+    try:
+        return _Server(family, (where[0], port, *where[2:]), handler)
+    except (OSError, OverflowError) as error:
+        if isinstance(error, OSError) and error.errno == errno.EADDRNOTAVAIL:
+            raise _no_host(host, error) from error
+        raise UserError(
+            "metrics.port",
+            expected="a port that is free",
+            found=f"{host}:{port}: {getattr(error, 'strerror', None) or error}",
+            remedy="choose another (--metrics.port), or 0 for no page",
+        ) from error
+
+
+def _no_host(host: str, error: OSError | UnicodeError) -> UserError:
+    return UserError(
+        "metrics.host",
+        expected="a name or number of this machine",
+        found=f"{host}: {getattr(error, 'strerror', None) or error}",
+        remedy="127.0.0.1 is read on this machine alone, 0.0.0.0 from others too",
+    )
+
+
+def check_metrics(config: MetricsConfig) -> None:
+    """Refuses an address that the page could not be served at.
+
+    Raises:
+      UserError: naming it.
+    """
+    if config.port:
+        _listen(config.host, config.port, http.server.BaseHTTPRequestHandler).server_close()
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@ import gzip
 import json
 import os
 import shutil
+import socket
 import sys
 
 import jax
@@ -57,6 +58,16 @@ def test_a_run_directory_holds_what_it_should(run_dir):
     assert as_int(state.learner.num_updates) == rows[-1]["num_updates"]
     noted = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
     assert [event["env_steps"] for event in noted if event["event"] == "checkpoint_saved"] == [step]
+
+
+@pytest.mark.parametrize("num_seeds", [1, 2])
+def test_a_port_for_metrics_that_is_taken_is_refused_before_anything_is_written(tmp_path, num_seeds):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        config = dataclasses.replace(CATCH, num_seeds=num_seeds, metrics=MetricsConfig(port=port))
+        with pytest.raises(UserError, match=f"metrics.port: expected a port that is free, .*{port}"):
+            train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_training_stops_at_the_first_update_at_or_past_the_total(run_dir, tmp_path):

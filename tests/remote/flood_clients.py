@@ -9,6 +9,7 @@ import os
 import pathlib
 import random
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -39,6 +40,24 @@ def raw(address: str, directory: pathlib.Path) -> Iterator[None]:
         if len(held) > 200:
             held.pop(random.randrange(len(held))).close()
         time.sleep(0.002)
+        yield
+
+
+def squatters(address: str, directory: pathlib.Path) -> Iterator[None]:
+    """Connections over TLS that say hello and then call nothing; as many stay open as are let."""
+    host, _, port = address.rpartition(":")
+    context = ssl.create_default_context(cafile=str(directory / "ca.pem"))
+    context.set_alpn_protocols(["h2"])
+    held: list[socket.socket] = []
+    while True:
+        with contextlib.suppress(OSError):
+            connection = socket.create_connection((host, int(port)), 1.0)
+            stream = context.wrap_socket(connection, server_hostname=host)
+            stream.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))
+            held.append(stream)
+        if len(held) > 200:
+            held.pop(0).close()
+        time.sleep(0.1)
         yield
 
 
@@ -122,6 +141,7 @@ async def _send(address: str, tls: grpc.ChannelCredentials, bearer: tuple[str, s
 
 KINDS: dict[str, Callable[[str, pathlib.Path], Iterator[None]]] = {
     "raw": raw,
+    "squatters": squatters,
     "strangers": strangers,
     "insiders": insiders,
     "deaf": deaf,

@@ -3,7 +3,12 @@
 import contextlib
 import pathlib
 import socket
+import ssl
 import stat
+import subprocess
+import sys
+import threading
+import time
 
 import grpc
 import pytest
@@ -24,7 +29,7 @@ from zerocopy_seed import cli
 from zerocopy_seed.certificates import FILES, Issued, issue, write_credentials
 from zerocopy_seed.config import BridgeConfig, Config, EnvConfig
 from zerocopy_seed.loops.train import train
-from zerocopy_seed.remote import bridge_pb2, bridge_pb2_grpc
+from zerocopy_seed.remote import bridge_pb2, bridge_pb2_grpc, diagnosis
 from zerocopy_seed.remote.access import (
     Access,
     Credentials,
@@ -138,7 +143,41 @@ def test_what_is_wrong_is_said_in_one_line_and_not_tried_again(
     assert line in err
 
 
-def test_those_who_show_all_of_it_play(files, tmp_path):
+@pytest.mark.parametrize("words", [(*CA, *TOKEN), (*CA, *TOKEN, *OWN)])
+def test_a_proxy_without_its_learner_is_tried_again(files, capsys, monkeypatch, words):
+    """It speaks TLS, asks for no certificate, and closes."""
+    monkeypatch.chdir(files)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain("server.pem", "server-key.pem")
+    context.set_alpn_protocols(["h2"])
+    is_over, came, greeted = threading.Event(), [], []
+
+    def close_each(listening):
+        while not is_over.is_set():
+            with contextlib.suppress(OSError):
+                connection, _ = listening.accept()
+                with context.wrap_socket(connection, server_side=True):
+                    came.append(1)
+
+    def greet(*arguments, greet=diagnosis._greet):
+        greeted.append(1)
+        return greet(*arguments)
+
+    monkeypatch.setattr(diagnosis, "_greet", greet)
+    with socket.create_server(("localhost", 0)) as listening:
+        listening.settimeout(0.1)
+        proxy = threading.Thread(target=close_each, args=(listening,))
+        proxy.start()
+        address = f"localhost:{listening.getsockname()[1]}"
+        assert cli.main(["actor", address, "--reconnect-s", "1", *words]) == 1
+        is_over.set()
+        proxy.join()
+    assert f"nothing to do at {address}: " in capsys.readouterr().err
+    assert len(greeted) == 1 and len(came) > 2  # who has been reached once is not greeted again
+
+
+def test_those_who_show_all_of_it_play(files, tmp_path, monkeypatch):
+    monkeypatch.setattr("os.chmod", lambda *_: None)  # the socket is the owner's alone from its first moment
     unix = f"unix:{tmp_path}/bridge"
     access = learners(files, **KINDS["mutual"])
     with serving(make_engine(), ("127.0.0.1:0", unix), access=access) as (server, _):
@@ -238,11 +277,12 @@ def test_the_token_is_compared_in_constant_time(monkeypatch):
         (
             "127.0.0.1:1",
             {"cert": "server.pem", "key": "server-key.pem", "ca": "token"},
-            "bridge.ca token: expected certificates (PEM), found none",
+            "bridge.ca token: expected certificates (PEM), found none; `zerocopy-seed certs DIR`",
         ),
         ("127.0.0.1:1", {"token_file": "nowhere"}, "found No such file or directory; `zerocopy-seed certs"),
         ("127.0.0.1:1", {"token_file": "short"}, "a token of at least 16 characters, found 5"),
-        ("127.0.0.1:1", {"token_file": "ca.pem"}, "expected one token: up to 1024 printable ASCII"),
+        ("127.0.0.1:1", {"token_file": "ca.pem"}, "without blanks, found others among them; `zerocopy"),
+        ("127.0.0.1:1", {"token_file": "long"}, "without blanks, found 1025; `zerocopy-seed certs"),
     ],
 )
 def test_what_a_learner_lacks(files, monkeypatch, address, settings, line):
@@ -251,6 +291,7 @@ def test_what_a_learner_lacks(files, monkeypatch, address, settings, line):
     locked = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"open sesame"))
     (files / "locked-key.pem").write_bytes(locked)
     (files / "short").write_text("short\n")
+    (files / "long").write_text("x" * 1025)
     with pytest.raises(UserError) as refusal:
         read_access(BridgeConfig(**settings), parse_address(address))
     assert line in str(refusal.value) and "\n" not in str(refusal.value)
@@ -264,13 +305,19 @@ def test_what_a_learner_lacks(files, monkeypatch, address, settings, line):
         ("[::1]:1", {}),
         ("unix:/tmp/x", {}),
         ("0.0.0.0:1", {"insecure": True}),
+        (
+            "0.0.0.0:1",
+            {"insecure": True, "token_file": "token", "cert": "server.pem", "key": "server-key.pem"},
+        ),
+        ("0.0.0.0:1", {"insecure": True, "cert": "server.pem", "key": "server-key.pem"}),
+        ("0.0.0.0:1", {"insecure": True, "cert": "server.pem", "key": "server-key.pem", "ca": "ca.pem"}),
         ("0.0.0.0:1", {"cert": "server.pem", "key": "server-key.pem", "token_file": "token"}),
     ],
 )
 def test_what_a_learner_needs(files, monkeypatch, address, settings):
     monkeypatch.chdir(files)
     access = read_access(BridgeConfig(**settings), parse_address(address))
-    assert access.is_open == ("insecure" in settings)
+    assert access.is_open == ("insecure" in settings and not {"token_file", "ca"} & settings.keys())
     token = (files / "token").read_text().strip()
     assert token not in repr(access) and "PRIVATE KEY" not in repr(access)
 
@@ -297,7 +344,7 @@ def test_those_who_are_too_many_hear_why():
     access = Access(max_streams=2, max_envs_per_actor=3)
     with serving(make_engine(), access=access) as (server, _), contextlib.ExitStack() as stack:
         address = server.addresses[0]
-        with pytest.raises(UserError, match="num_environments: expected at most 3, .*max_envs_per_actor"):
+        with pytest.raises(UserError, match="num_environments: expected 1 to 3, .*max_envs_per_actor"):
             ActorClient(address, SPEC, 4, reconnect_s=0)
         for _ in range(2):
             stack.enter_context(ActorClient(address, SPEC, 1))
@@ -313,6 +360,30 @@ def test_those_who_are_too_many_hear_why():
                     pass
                 ends += 1
         assert ends >= 4  # of 8 beside the two actors, at 4 connections in all
+
+
+HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # and empty SETTINGS
+
+
+def test_those_who_connect_and_call_nothing_make_room(monkeypatch):
+    """They hold all the places there are; an actor that waits in its stream is not one of them."""
+    monkeypatch.setattr("zerocopy_seed.remote.addresses._IDLE_MS", 1000)
+    with serving(make_engine(), access=Access(max_streams=2)) as (server, _), contextlib.ExitStack() as stack:
+        address = server.addresses[0]
+        joined = stack.enter_context(ActorClient(address, SPEC, 2))
+        simulator = Counting(2)
+        timestep = simulator.reset(joined.seeds)
+        host, _, port = address.rpartition(":")
+        for _ in range(3):
+            squatter = stack.enter_context(socket.create_connection((host, int(port))))
+            squatter.sendall(HELLO)
+        with pytest.raises(UserError, match="expected an answer"):
+            ActorClient(address, SPEC, 1, reconnect_s=0)
+        stack.enter_context(ActorClient(address, SPEC, 1, reconnect_s=20))
+        time.sleep(1.5)
+        simulator.send(joined.step(timestep))
+        joined.step(simulator.recv()[1])
+        assert joined.num_reconnects == 0
 
 
 def test_certs_writes_for_its_owner_alone_and_nothing_over(tmp_path, capsys):
@@ -338,6 +409,27 @@ def test_certs_writes_for_its_owner_alone_and_nothing_over(tmp_path, capsys):
     (directory / "ca.pem").unlink()
     assert cli.main(words) == 2
     assert {path.name for path in directory.iterdir()} == {*FILES} - {"ca.pem"}
+
+
+def test_certs_that_cannot_all_be_written_leave_none(tmp_path):
+    """As on a full disk, found out at the fourth file."""
+    text = (
+        "import pathlib, resource, signal, sys\n"
+        "from zerocopy_seed import certificates\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "write, written = certificates._write_new, []\n"
+        "def last(path, content):\n"
+        "    written.append(path)\n"
+        "    if len(written) == 4:\n"
+        "        resource.setrlimit(resource.RLIMIT_FSIZE, (10, resource.RLIM_INFINITY))\n"
+        "    write(path, content)\n"
+        "certificates._write_new = last\n"
+        "certificates.write_credentials(pathlib.Path(sys.argv[1]), [], days=1)\n"
+    )
+    found = subprocess.run([sys.executable, "-c", text, tmp_path / "x"], capture_output=True, text=True)
+    assert "expected a directory that can be written, found File too large; choose another" in found.stderr
+    assert list((tmp_path / "x").iterdir()) == []
+    write_credentials(tmp_path / "x", [], days=1)
 
 
 @pytest.mark.parametrize(

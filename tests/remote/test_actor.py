@@ -1,6 +1,7 @@
 """The actor against a small server of the generated code, in this process and as a process of its own."""
 
 import asyncio
+import json
 import os
 import pathlib
 import signal
@@ -19,7 +20,7 @@ from zerocopy_envs.types import ArraySpec, DiscreteAction, EnvironmentSpec
 from zerocopy_seed.remote import bridge_pb2
 from zerocopy_seed.remote.actor import Actor
 from zerocopy_seed.remote.errors import Refused, Unavailable
-from zerocopy_seed.remote.halves import EnvironmentFailed
+from zerocopy_seed.remote.halves import EnvironmentFailed, Halves
 from zerocopy_seed.remote.transport import GrpcTransport, InProcessTransport
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -232,6 +233,39 @@ def test_a_module_that_only_the_learner_names_is_not_imported(tmp_path, monkeypa
         )
         with pytest.raises(UserError, match="the module has run"):
             run(server, env=name)
+
+
+@pytest.mark.parametrize(
+    "value", ["/etc/passwd", "models/ant.xml", "..", "~", "C:\\\\x", "x" * 101, ["a", {"b": "/c"}], {"/a": 1}]
+)
+def test_a_file_is_not_opened_at_the_learners_word_alone(value):
+    name = "gymnasium:CartPole-v1"
+    run = bridge_pb2.Run(environment=name, settings=json.dumps({"xml_file": value}))
+    with pytest.raises(
+        UserError, match="setting 'xml_file': expected numbers, .*; --env gymnasium:CartPole-v1 if"
+    ):
+        Halves().fit(run, 1, None)
+    with pytest.raises(UserError, match="setting 'xml_file': expected a setting of this environment"):
+        Halves().fit(run, 1, name)
+
+
+@pytest.mark.parametrize("settings", [{"max_episode_steps": 3}, {"sutton_barto_reward": True}])
+def test_plain_settings_are_the_learners_to_give(settings):
+    halves = Halves()
+    run = bridge_pb2.Run(environment="gymnasium:CartPole-v1", settings=json.dumps(settings))
+    assert sum(half.num_envs for half in halves.fit(run, 3, None)) == 3
+    halves.close()
+
+
+def test_very_many_environments_are_the_users_to_ask_for():
+    run = bridge_pb2.Run(environment=COUNTING, num_environments=4097)
+    with pytest.raises(
+        UserError, match="expected at most 4,096 where it alone says so, found 4,097; --num-envs"
+    ):
+        Halves().fit(run, None, COUNTING)
+    halves = Halves()
+    assert sum(half.num_envs for half in halves.fit(run, 4097, COUNTING)) == 4097
+    halves.close()
 
 
 def test_another_environment_than_the_learners(monkeypatch):

@@ -21,6 +21,8 @@ HERE = pathlib.Path(__file__).parent
 SECONDS = float(os.environ.get("FLOOD_S", "600"))
 WARM_UP_S = min(120.0, 0.4 * SECONDS)
 BYTES_PER_MINUTE = 2**20
+WITH_TOKEN = ("insiders", "deaf")  # the others must not keep an actor out
+JOIN_WITHIN_S = 120.0
 NOISE_BYTES = 2**21  # of one reading: threads, and the allocator's pages
 
 
@@ -67,6 +69,11 @@ def test_a_flood_costs_no_memory_and_no_honest_actor_its_steps(tmp_path):
             )
             assert playing.is_alive() and server.poll() is None
             assert all(flood.poll() is None for flood in floods.values())
+        for kind in WITH_TOKEN:
+            floods[kind].kill()
+        late = ActorClient(address, Counting().spec, 1, credentials=credentials, reconnect_s=JOIN_WITHIN_S)
+        late.close()
+        print(f"joined late after {time.monotonic() - began - SECONDS:.1f} s")
         for kind, flood in floods.items():
             flood.kill()
             assert flood.stdout

@@ -51,11 +51,12 @@ def check_files() -> Finding:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return Finding("open files", "no limit")
-    room = soft - _OWN_FILES
+    room, most = (soft - _OWN_FILES) // 2, BridgeConfig.max_streams  # twice as many may connect as may call
+    remedy = f"ulimit -n {2 * most + _OWN_FILES}"
     if room <= 0:
-        return Finding("open files", f"{soft}", f"a learner needs {_OWN_FILES}: ulimit -n 4096", True)
-    found = f"{soft}, room for {min(room, BridgeConfig.max_streams):,} actors"
-    return Finding("open files", found, "ulimit -n 4096 for more" if room < BridgeConfig.max_streams else "")
+        return Finding("open files", f"{soft}", f"a learner needs more than {_OWN_FILES}: {remedy}", True)
+    found = f"{soft}, room for {min(room, most):,} actors"
+    return Finding("open files", found, f"{remedy} for more" if room < most else "")
 
 
 def check_roms() -> Iterator[Finding]:

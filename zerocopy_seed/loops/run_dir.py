@@ -88,4 +88,5 @@ def _not_writable(run_dir: pathlib.Path, error: OSError | ValueError) -> UserErr
         f"--run-dir {run_dir}",
         expected="a directory that can be made or written",
         found=getattr(error, "strerror", None) or str(error),
+        remedy="choose another, or make it writable",
     )

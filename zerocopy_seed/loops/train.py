@@ -35,7 +35,7 @@ from zerocopy_seed.loops.signals import StopRequest
 from zerocopy_seed.loops.sources import choose_source
 from zerocopy_seed.loops.train_members import train_members
 from zerocopy_seed.metrics import MetricsWriter
-from zerocopy_seed.metrics_page import serve_metrics
+from zerocopy_seed.metrics_page import check_metrics, serve_metrics
 from zerocopy_seed.ops.counters import as_int
 from zerocopy_seed.plotting import plot_learning_curve
 from zerocopy_seed.progress import Progress
@@ -92,6 +92,7 @@ def _train(
     if description is not None:
         check_recording(config.record, description)
     check_run_dir(config, run_dir, resume)
+    check_metrics(config.metrics)
     use_compile_cache()
 
     def init_without_replay() -> TrainState:

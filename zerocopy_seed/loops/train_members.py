@@ -35,7 +35,7 @@ from zerocopy_seed.loops.run_events import note_ended, note_resumed, note_signal
 from zerocopy_seed.loops.run_lock import lock_run_dir
 from zerocopy_seed.loops.signals import StopRequest
 from zerocopy_seed.metrics import MetricsWriter
-from zerocopy_seed.metrics_page import serve_metrics
+from zerocopy_seed.metrics_page import check_metrics, serve_metrics
 from zerocopy_seed.ops.counters import as_int
 from zerocopy_seed.plotting import plot_learning_curve
 from zerocopy_seed.progress import Progress
@@ -64,6 +64,7 @@ def train_members(config: Config, run_dir: pathlib.Path, resume: bool, stop: Sto
     agent = make_agent(config.agent, config.network, environment.spec, num_slots=config.env.num_envs)
     mesh = make_mesh(config.devices)
     check_run_dir(config, run_dir, resume)
+    check_metrics(config.metrics)
     use_compile_cache()
     types = jax.eval_shape(
         lambda: init_train_state(agent, environment, config.seed, config.env.num_envs)

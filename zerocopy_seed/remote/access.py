@@ -19,6 +19,7 @@ TOKEN_KEY = "authorization"
 """Of the metadata that holds `Bearer TOKEN`."""
 
 _LEAST_TOKEN = 16  # characters: what is shorter can be guessed
+_MOST_TOKEN = 1024
 _MAKE_SOME = "`zerocopy-seed certs DIR` makes one"
 
 
@@ -47,6 +48,10 @@ class Credentials:
         return ((TOKEN_KEY, f"Bearer {self.token}"),) if self.token else ()
 
 
+NO_CREDENTIALS = Credentials()
+"""Of an end that shows nothing."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Access:
     """Who may join over the network, and how much of a learner they may take.
@@ -55,10 +60,10 @@ class Access:
       credentials: the learner's.
       max_streams: calls at once, of which an actor's stream is one.
       max_envs_per_actor: environments that one may join with.
-      is_open: whether other machines can join without TLS and token.
+      is_open: whether any machine that reaches the learner can join.
     """
 
-    credentials: Credentials = Credentials()
+    credentials: Credentials = NO_CREDENTIALS
     max_streams: int = BridgeConfig.max_streams
     max_envs_per_actor: int = BridgeConfig.max_envs_per_actor
     is_open: bool = False
@@ -77,7 +82,10 @@ def read_access(bridge: BridgeConfig, address: Address) -> Access:
     is_private = bool(address.path) or address.is_loopback
     if bridge.ca and not bridge.cert:
         raise UserError(
-            "bridge.ca", expected="bridge.cert and bridge.key with it, for TLS", found="none of them"
+            "bridge.ca",
+            expected="bridge.cert and bridge.key with it, for TLS",
+            found="none of them",
+            remedy=_MAKE_SOME,
         )
     if bridge.token_file and not bridge.cert and not is_private:
         raise UserError(
@@ -86,8 +94,7 @@ def read_access(bridge: BridgeConfig, address: Address) -> Access:
             found="none",
             remedy=_MAKE_SOME,
         )
-    is_open = not (is_private or (bridge.cert and bridge.token_file))
-    if is_open and not bridge.insecure:
+    if not (is_private or bridge.insecure or (bridge.cert and bridge.token_file)):
         raise UserError(
             f"bridge.address {address.text}",
             expected="TLS and a token (bridge.cert, bridge.key, bridge.token_file), since other machines can "
@@ -95,6 +102,8 @@ def read_access(bridge: BridgeConfig, address: Address) -> Access:
             found="no token" if bridge.cert else "neither",
             remedy="`zerocopy-seed certs DIR` makes them; --bridge.insecure lets anybody in",
         )
+    # An actor's certificate lets in as well as a token does.
+    is_open = not (is_private or (bridge.cert and (bridge.token_file or bridge.ca)))
     return Access(credentials, bridge.max_streams, bridge.max_envs_per_actor, is_open)
 
 
@@ -185,7 +194,9 @@ def _read_ca(setting: str, file: str) -> bytes:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=content.decode("ascii"))
     except (ssl.SSLError, ValueError) as error:
-        raise UserError(f"{setting} {file}", expected="certificates (PEM)", found="none") from error
+        raise UserError(
+            f"{setting} {file}", expected="certificates (PEM)", found="none", remedy=_MAKE_SOME
+        ) from error
     return content
 
 
@@ -196,12 +207,16 @@ def _check_pair(prefix: str, cert: str, key: str) -> None:
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise UserError(
-                f"{prefix}key {key}", expected=f"the key of {cert}", found="that of another certificate"
+                f"{prefix}key {key}",
+                expected=f"the key of {cert}",
+                found="that of another certificate",
+                remedy="name the two that were made together",
             ) from error
         raise UserError(
             f"{prefix}cert {cert}, {prefix}key {key}",
             expected="a certificate and its key without a password (PEM)",
             found=(error.reason or str(error)).lower().replace("_", " "),
+            remedy=_MAKE_SOME,
         ) from error
 
 
@@ -215,6 +230,11 @@ def _read_token(setting: str, file: str) -> str:
             found=f"{len(content)}",
             remedy=_MAKE_SOME,
         )
-    if not all(33 <= mark <= 126 for mark in content) or len(content) > 1024:
-        raise UserError(subject, expected="one token: up to 1024 printable ASCII characters without blanks")
+    if not all(33 <= mark <= 126 for mark in content) or len(content) > _MOST_TOKEN:
+        raise UserError(
+            subject,
+            expected=f"one token: up to {_MOST_TOKEN} printable ASCII characters without blanks",
+            found=f"{len(content)}" if len(content) > _MOST_TOKEN else "others among them",
+            remedy=_MAKE_SOME,
+        )
     return content.decode("ascii")

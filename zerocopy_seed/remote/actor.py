@@ -15,9 +15,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from zerocopy_seed.remote.access import Credentials
+from zerocopy_seed.remote.access import NO_CREDENTIALS, Credentials
 from zerocopy_seed.remote.addresses import parse_address
 from zerocopy_seed.remote.codec import OBSERVATIONS_GOODBYE, decode_actions, request_of
+from zerocopy_seed.remote.diagnosis import Diagnosis
 from zerocopy_seed.remote.errors import ProtocolError, Unavailable
 from zerocopy_seed.remote.halves import EnvironmentFailed, Half, Halves
 from zerocopy_seed.remote.joining import join
@@ -27,7 +28,6 @@ from zerocopy_seed.remote.transport import GrpcTransport, Stream, Transport
 
 RECONNECT_S = 600.0
 _LEAVE_WITHIN_S = 5.0
-_NO_CREDENTIALS = Credentials()
 
 
 def _print(line: str) -> None:
@@ -178,7 +178,7 @@ class Actor:
 def run_actor(
     address: str,
     *,
-    credentials: Credentials = _NO_CREDENTIALS,
+    credentials: Credentials = NO_CREDENTIALS,
     num_envs: int | None = None,
     env: str | None = None,
     reconnect_s: float = RECONNECT_S,
@@ -202,10 +202,11 @@ def run_actor(
     """
     if parent_pid is not None:
         threading.Thread(target=_end_with, args=(parent_pid,), daemon=True).start()
-    where = parse_address(address).text
+    parsed = parse_address(address)
+    where, diagnosis = parsed.text, Diagnosis(parsed, credentials)
 
     def make_transport() -> Transport:
-        return GrpcTransport(where, credentials)
+        return GrpcTransport(where, credentials, diagnosis)
 
     try:
         asyncio.run(

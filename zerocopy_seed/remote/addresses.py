@@ -19,6 +19,7 @@ PING_TIMEOUT_MS = 5_000
 _MOST_CONNECTIONS = 2**30  # gRPC ends the process at 2^31 - 1
 _STREAMS_PER_CONNECTION = 8  # an actor has one; further ones wait
 _HANDSHAKE_TIMEOUT_MS = 10_000  # for whoever connects and says nothing
+_IDLE_MS = 30_000  # for whoever says hello and calls nothing: a place is others' then
 
 _FORMS = "HOST:PORT, [IPv6]:PORT or unix:PATH"
 _LONGEST_SOCKET_PATH = 107  # of sockaddr_un on Linux, less its closing 0
@@ -169,6 +170,7 @@ def server_options(max_message_bytes: int, max_connections: int = _MOST_CONNECTI
         ("grpc.max_allowed_incoming_connections", min(max_connections, _MOST_CONNECTIONS)),
         ("grpc.max_concurrent_streams", _STREAMS_PER_CONNECTION),
         ("grpc.server_handshake_timeout_ms", _HANDSHAKE_TIMEOUT_MS),
+        ("grpc.max_connection_idle_ms", _IDLE_MS),  # an actor's open stream is a call
         ("grpc.so_reuseport", 0),  # else two learners share a port without a word
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", -1),

@@ -92,8 +92,8 @@ class Bridge:
             num_environments=self._run.num_environments,
         )
 
-    def join(self, request: bridge_pb2.JoinRequest) -> bridge_pb2.Session:
-        """Takes slots for an actor.
+    def join(self, request: bridge_pb2.JoinRequest, max_envs: float = math.inf) -> bridge_pb2.Session:
+        """Takes slots for an actor, which may have `max_envs` at most where it comes from.
 
         Raises:
           Refused: naming the field that does not fit; or no room.
@@ -106,9 +106,11 @@ class Bridge:
         difference = first_difference(self._run.spec, spec_from_message(request.spec))
         if difference is not None:
             raise _refusal("FAILED_PRECONDITION", *difference)
-        most = self._engine.num_slots
+        most, setting = self._engine.num_slots, "env.num_envs"
+        if max_envs < most:
+            most, setting = max_envs, "bridge.max_envs_per_actor"
         if not 0 < request.num_environments <= most:
-            expected = f"1 to {most}, the learner's env.num_envs"
+            expected = f"1 to {most}, the learner's {setting}"
             raise _refusal("INVALID_ARGUMENT", "num_environments", expected, str(request.num_environments))
         self.free_forgotten()
         opened = self._engine.open_slots(request.num_environments)

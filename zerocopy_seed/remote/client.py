@@ -21,17 +21,16 @@ import numpy as np
 from zerocopy_envs.errors import UserError
 from zerocopy_envs.trees import map_leaves
 from zerocopy_envs.types import EnvironmentSpec, StepType, TimeStep
-from zerocopy_seed.remote.access import Credentials
+from zerocopy_seed.remote.access import NO_CREDENTIALS, Credentials
 from zerocopy_seed.remote.addresses import parse_address
 from zerocopy_seed.remote.codec import OBSERVATIONS_GOODBYE, decode_actions, encode_observations
+from zerocopy_seed.remote.diagnosis import Diagnosis
 from zerocopy_seed.remote.errors import ProtocolError, RunEnded, Unavailable
 from zerocopy_seed.remote.joining import join
 from zerocopy_seed.remote.retry import Retry
 from zerocopy_seed.remote.specs import spec_to_message
 from zerocopy_seed.remote.transport import GrpcTransport, Stream
 from zerocopy_seed.remote.wire_format import make_wire_format
-
-_NO_CREDENTIALS = Credentials()
 
 
 class ActorClient:
@@ -58,12 +57,13 @@ class ActorClient:
         num_envs: int,
         *,
         reconnect_s: float = 600.0,
-        credentials: Credentials = _NO_CREDENTIALS,
+        credentials: Credentials = NO_CREDENTIALS,
     ):
         self.spec, self.num_envs = spec, num_envs
         self._wire = make_wire_format(spec)
         self._message = spec_to_message(spec)
-        self._address = parse_address(address).text
+        parsed = parse_address(address)
+        self._address, self._diagnosis = parsed.text, Diagnosis(parsed, credentials)
         self._reconnect_s, self._credentials = reconnect_s, credentials
         self._environment = np.arange(num_envs, dtype=np.int32)
         self._num_requests = 0
@@ -173,7 +173,7 @@ class ActorClient:
                 await asyncio.sleep(delay_s)
 
     async def _join(self) -> Stream:
-        self._transport = transport = GrpcTransport(self._address, self._credentials)
+        self._transport = transport = GrpcTransport(self._address, self._credentials, self._diagnosis)
         run = await transport.describe()
         self._stream, self.seeds = await join(transport, run, self._message, self.num_envs)
         self.run_id, self.settings = run.run_id, run.settings

@@ -10,30 +10,52 @@ from zerocopy_seed.remote.access import Credentials
 from zerocopy_seed.remote.addresses import Address
 
 _TIMEOUT_S = 5.0
+_HANDSHAKE, _CERTIFICATE_REQUEST = 22, 13  # a record's type, and a message's in it (RFC 8446)
 _NO_TLS = ("WRONG_VERSION_NUMBER", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")
 
 
-def find_reason(address: Address, credentials: Credentials) -> UserError | None:
-    """Connects once more, to see whether it is TLS that fails; None where trying again may help.
+class Diagnosis:
+    """Why one learner cannot be talked to; asked at each failure, it looks until somebody was reached.
 
-    Takes some seconds at most.
+    Args:
+      address: of the learner.
+      credentials: what it is shown, and known by.
     """
-    if address.path:
-        return None
-    try:
-        reason = _greet(address, credentials)
-        # Twice, since a learner that ends closes its connections too.
-        return reason and _greet(address, credentials)
-    except OSError:  # nobody there, or gone meanwhile
-        return None
+
+    def __init__(self, address: Address, credentials: Credentials):
+        self._address, self._credentials = address, credentials
+        self._is_made = bool(address.path)
+
+    def find_reason(self) -> UserError | None:
+        """Connects once more, to see whether it is TLS that fails; None where trying again may help.
+
+        Takes some seconds at most.
+        """
+        if self._is_made:
+            return None
+        try:
+            reason = _greet(self._address, self._credentials)
+            # Twice, since a learner that ends closes its connections too.
+            reason = reason and _greet(self._address, self._credentials)
+        except OSError:  # nobody there, or gone meanwhile
+            return None
+        self._is_made = True
+        return reason
 
 
 def _greet(address: Address, credentials: Credentials) -> UserError | None:
     subject = f"the learner at {address.text}"
+    context, requests = _make_context(credentials), list[int]()
+
+    def hear(_: object, direction: str, __: object, kind: int, message: int, ___: object) -> None:
+        if (direction, kind, message) == ("read", _HANDSHAKE, _CERTIFICATE_REQUEST):
+            requests.append(message)
+
+    context._msg_callback = hear  # pyright: ignore[reportAttributeAccessIssue]  # there is no other way to hear it
     with socket.create_connection((address.host, address.port), _TIMEOUT_S) as connection:
         connection.settimeout(_TIMEOUT_S)
         try:
-            with _make_context(credentials).wrap_socket(connection, server_hostname=address.host) as stream:
+            with context.wrap_socket(connection, server_hostname=address.host) as stream:
                 if not credentials.ca:
                     return UserError(
                         subject,
@@ -51,8 +73,8 @@ def _greet(address: Address, credentials: Credentials) -> UserError | None:
             return UserError(
                 subject, expected="TLS, since --ca is given", found="none", remedy="is it the right port?"
             )
-    # gRPC closes without a word where it does not accept a client's certificate.
-    return _judge_ours(address, credentials)
+    # gRPC closes without a word where it does not accept a certificate; so do proxies without a learner.
+    return _judge_ours(address, credentials) if requests else None
 
 
 def _make_context(credentials: Credentials) -> ssl.SSLContext:

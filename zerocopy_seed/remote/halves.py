@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shlex
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,6 +18,9 @@ from zerocopy_seed.remote import bridge_pb2
 from zerocopy_seed.remote.codec import encode_observations
 from zerocopy_seed.remote.errors import ProtocolError
 from zerocopy_seed.remote.wire_format import WireFormat, make_wire_format
+
+_MOST_ENVS = 4096  # that a learner may ask for; this actor's own user may for more
+_LONGEST_TEXT = 100  # of a setting that a learner may give
 
 
 class EnvironmentFailed(Exception):
@@ -74,7 +78,8 @@ class Halves:
         """Makes what the run asks for, unless it is there.
 
         Raises:
-          UserError: it cannot be made, or the learner names a module that `env` does not.
+          UserError: it cannot be made, or the learner asks for what only this actor's user may: a module, a
+            path among the settings, very many environments.
         """
         name, settings = env or run.environment, run.settings if env in (None, run.environment) else ""
         if env is None and registry.names_a_module(name):
@@ -84,6 +89,15 @@ class Halves:
                 found="a module, whose code would be run here",
                 remedy=f"--env {shlex.quote(name)} if it is yours",
             )
+        if num_envs is None and run.num_environments > _MOST_ENVS:
+            raise UserError(
+                "the learner's number of environments",
+                expected=f"at most {_MOST_ENVS:,} where it alone says so",
+                found=f"{run.num_environments:,}",
+                remedy="--num-envs with as many as this machine bears",
+            )
+        if env is None:
+            _check_settings(name, _read_settings(settings))
         total = num_envs or run.num_environments or 1
         wanted = (name, settings, total)
         if wanted != self._wanted:
@@ -131,6 +145,34 @@ def _make_environments(name: str, settings: dict[str, Any], sizes: Sequence[int]
                 found=str(environment.num_envs),
             )
     return environments
+
+
+def _check_settings(name: str, settings: dict[str, Any]) -> None:
+    """Refuses what could name a file here: a constructor may open whatever it is told to.
+
+    Raises:
+      UserError: naming the setting.
+    """
+    for key, value in settings.items():
+        if not _is_plain(value):
+            raise UserError(
+                f"environment {name!r}: setting {key!r}",
+                expected=f"numbers, booleans and words of at most {_LONGEST_TEXT} characters, no file's "
+                "name, since the learner gives it",
+                found=textwrap.shorten(repr(value), _LONGEST_TEXT),
+                remedy=f"--env {shlex.quote(name)} if it is yours",
+            )
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, str):
+        is_short = len(value) <= _LONGEST_TEXT and value.isprintable()
+        return is_short and not any(mark in value for mark in "/\\") and not value.startswith((".", "~"))
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(_is_plain(inner) for pair in value.items() for inner in pair)
+    return value is None or isinstance(value, bool | int | float)
 
 
 def _read_settings(text: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -148,7 +149,7 @@ class Server:
         num_slots, access = self._engine.num_slots, self._access
         if address.path:
             server = grpc.aio.server(options=server_options(_message_limit(bridge, num_slots)))
-            max_envs = num_slots
+            max_envs = math.inf
         else:
             max_envs = access.max_envs_per_actor
             most, token = _message_limit(bridge, min(num_slots, max_envs)), access.credentials.token
@@ -173,8 +174,11 @@ def _listen(server: grpc.aio.Server, address: Address, credentials: Credentials)
     require_free(address)
     try:
         if address.path:
-            server.add_insecure_port(address.text)
-            os.chmod(address.path, 0o600)  # whoever can connect may join
+            mask = os.umask(0o177)  # whoever can connect may join: not for a moment another user
+            try:
+                server.add_insecure_port(address.text)
+            finally:
+                os.umask(mask)
             return address.text
         if credentials.certificate:
             port = server.add_secure_port(
@@ -192,17 +196,11 @@ def _listen(server: grpc.aio.Server, address: Address, credentials: Credentials)
     return f"{address.text.rpartition(':')[0]}:{port}"
 
 
-def _make_handlers(bridge: Bridge, max_envs: int) -> grpc.GenericRpcHandler:
+def _make_handlers(bridge: Bridge, max_envs: float) -> grpc.GenericRpcHandler:
     """Step's messages pass as bytes: the codec reads and writes them."""
 
     def join(request: bridge_pb2.JoinRequest) -> bridge_pb2.Session:
-        if request.num_environments > max_envs:
-            raise Refused(
-                "INVALID_ARGUMENT",
-                f"num_environments: expected at most {max_envs}, the learner's bridge.max_envs_per_actor, "
-                f"found {request.num_environments}",
-            )
-        return bridge.join(request)
+        return bridge.join(request, max_envs)
 
     def unary(method: Callable[[Any], Any], request: Any) -> grpc.RpcMethodHandler:
         async def call(data: bytes, context: grpc.aio.ServicerContext):

@@ -16,10 +16,10 @@ import grpc.aio
 
 from zerocopy_envs.errors import UserError
 from zerocopy_seed.remote import bridge_pb2
-from zerocopy_seed.remote.access import Credentials
+from zerocopy_seed.remote.access import NO_CREDENTIALS, Credentials
 from zerocopy_seed.remote.addresses import client_options, parse_address
 from zerocopy_seed.remote.bridge_pb2_grpc import BridgeStub
-from zerocopy_seed.remote.diagnosis import find_reason
+from zerocopy_seed.remote.diagnosis import Diagnosis
 from zerocopy_seed.remote.errors import Refused, Unavailable
 
 VERSION = 1
@@ -33,7 +33,6 @@ except importlib.metadata.PackageNotFoundError:
 STEP = "/zerocopy_seed.v1.Bridge/Step"
 _ANSWER_TIMEOUT_S = 60.0  # a learner that compiles answers late
 _LEAVE_TIMEOUT_S = 2.0
-_NO_CREDENTIALS = Credentials()
 
 
 class Stream(Protocol):
@@ -93,13 +92,20 @@ class GrpcTransport:
     Args:
       address: see `parse_address`.
       credentials: what it is shown, and known by; with a CA, over TLS.
+      diagnosis: of the same, where it is shared by transports that are made one after the other.
     """
 
-    def __init__(self, address: str, credentials: Credentials = _NO_CREDENTIALS):
-        self._parsed, self._credentials = parse_address(address), credentials
-        self._address = self._parsed.text
-        options = client_options(self._parsed)
-        if credentials.ca and not self._parsed.path:
+    def __init__(
+        self,
+        address: str,
+        credentials: Credentials = NO_CREDENTIALS,
+        diagnosis: Diagnosis | None = None,
+    ):
+        parsed = parse_address(address)
+        self._address, self._credentials = parsed.text, credentials
+        self._diagnosis = diagnosis or Diagnosis(parsed, credentials)
+        options = client_options(parsed)
+        if credentials.ca and not parsed.path:
             tls = grpc.ssl_channel_credentials(
                 credentials.ca, credentials.key or None, credentials.certificate or None
             )
@@ -113,7 +119,7 @@ class GrpcTransport:
         try:
             return await self._ask(self._stub.Describe, request)
         except Unavailable:
-            reason = await asyncio.to_thread(find_reason, self._parsed, self._credentials)
+            reason = await asyncio.to_thread(self._diagnosis.find_reason)
             if reason is not None:
                 raise reason from None
             raise

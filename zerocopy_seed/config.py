@@ -37,6 +37,7 @@ _LARGEST_FLOAT32 = 3.4028234e38  # settings become float32 arrays
 
 Count = Annotated[int, Range(1, 2**31 - 1)]
 Natural = Annotated[int, Range(0, 2**31 - 1)]
+Port = Annotated[int, Range(0, 2**16 - 1)]
 Steps = Annotated[int, Range(1, 2**63 - 1)]
 Seed = Annotated[int, Range(0, 2**32 - 1)]  # JAX drops the bits above 32
 Fraction = Annotated[float, Range(0.0, 1.0)]
@@ -249,7 +250,7 @@ class MetricsConfig:
     """env_steps between lines of metrics.jsonl."""
     tensorboard: bool = True
     """Write TensorBoard events too."""
-    port: Natural = 0
+    port: Port = 0
     """Port of a page for Prometheus (`/metrics`); 0 serves none."""
     host: str = "127.0.0.1"
     """Address that the page is served at; it is neither encrypted nor secret to whoever reaches it."""
@@ -264,7 +265,7 @@ class DevicesConfig:
     the runs at once."""
     model: Count = 1
     """Devices over which every large layer is split: each of devices.learner is so many."""
-    inference: Literal[0, 1] = 0
+    inference: Annotated[int, Range(0, 1)] = 0
     """1: one more device acts for actors and does not learn; 0: the learner's first acts too."""
 
     @property

@@ -31,7 +31,7 @@ from zerocopy_seed.loops.run_dir import check_run_dir
 from zerocopy_seed.loops.run_lock import lock_directory
 from zerocopy_seed.loops.train import train
 from zerocopy_seed.metrics import read_metrics
-from zerocopy_seed.types import Trajectory
+from zerocopy_seed.types import RecurrentState, Trajectory
 
 PLAYED = dataclasses.replace(
     CATCH,
@@ -261,7 +261,7 @@ def test_padding_of_older_records_is_no_stand_in():
     firsts = TimeStep(jnp.zeros((3, 2), jnp.int8), jnp.zeros((3, 2)), jnp.zeros((3, 2)), ())
     nothing = jnp.zeros(0)
     slot, continues = jnp.array([0, 2]), jnp.zeros(2, bool)
-    trajectory = Trajectory(firsts, nothing, (), nothing, slot, continues)
+    trajectory = Trajectory(firsts, nothing, (), RecurrentState((), (), nothing), slot, continues)
     assert count_stand_ins(with_padding(trajectory), None) == 2
 
 

@@ -21,6 +21,8 @@ from zerocopy_seed.types import Agent, Counter
 DISPATCH_S = 0.3
 """How long a dispatch lasts, about: signals are heard and checkpoints made between two of them."""
 
+_STUCK_S = 30.0
+
 _LINES_PER_DOUBLING = 1000
 
 
@@ -89,6 +91,10 @@ class RunRecord:
     def has_news(self) -> bool:
         """Whether something was learned that no line tells of."""
         return self.env_steps > self._line_env_steps or not self._has_line
+
+    def is_stuck(self, now: float) -> bool:
+        """Whether nothing that counts was played for long, which a line then tells (NaN and nothing else?)."""
+        return self.env_steps == self._line_env_steps and now - self._line_at >= _STUCK_S
 
     def save_is_due(self, now: float) -> bool:
         """Whether a checkpoint is to be saved, by the clock."""

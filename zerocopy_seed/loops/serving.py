@@ -207,6 +207,8 @@ def serve_actors(
         if access.is_open:
             warn(f"bridge.insecure: whoever reaches {server.addresses[0]} can join this run")
         where = f"zerocopy-seed actor {server.addresses[0]}"
+        where += " --ca FILE" * bool(bridge.cert) + " --token-file FILE" * bool(bridge.token_file)
+        where += " --cert FILE --key FILE" * bool(bridge.ca)
         if num_free:
             say(f"room for {num_free} environments from elsewhere: {where}")
         else:

@@ -229,6 +229,7 @@ def _loop(
         evaluated = evaluation.look(state.learner, record.env_steps) if evaluation is not None else {}
         save_is_due = not last and record.save_is_due(now)
         line_is_due = (last or save_is_due) and record.has_news or record.line_is_due
+        line_is_due = line_is_due or (record.is_stuck(now) and int(window.num_updates) > 0)
         if line_is_due or evaluated:
             counters = state.learner.env_steps, state.learner.num_updates
             row = metrics_row(*counters, jax.device_get(window), program.metric_names)

@@ -93,7 +93,7 @@ class RunRecord:
         return self.env_steps > self._line_env_steps or not self._has_line
 
     def is_stuck(self, now: float) -> bool:
-        """Whether nothing that counts was played for long, which a line then tells (NaN and nothing else?)."""
+        """Whether nothing that counts was played for long, which a line then tells (NaN alone?)."""
         return self.env_steps == self._line_env_steps and now - self._line_at >= _STUCK_S
 
     def save_is_due(self, now: float) -> bool:

@@ -57,14 +57,14 @@ def test_what_is_there_stays_and_what_comes_later_is_written(small_disk, capfd):
         assert config.read_text() == "seed = 1"
         assert sorted(os.listdir(small_disk / "checkpoints")) == ["1"]
         assert saves.restore("acting", target)[0] == 1
-        assert len(said) == 2 and all("No space left" in line for line in said)
-        assert metrics.num_lost_lines == 18
+        # The small events have room in what their file has of the disk.
+        assert len(said) == 1 and "No space left" in said[0] and metrics.num_lost_lines == 18
         filler.unlink()
         saves.save(3, items)
         metrics.write({"env_steps": 20})
         assert saves.restore("acting", target)[0] == 3
         assert saves.steps() == [1, 3]
-    assert len(said) == 4 and all("18 are lost" in line for line in said[2:])
+    assert len(said) == 2 and "18 are lost" in said[1]
     assert [row["env_steps"] for row in read_metrics(small_disk)] == [1, 20]
     assert "Traceback" not in capfd.readouterr().err
 

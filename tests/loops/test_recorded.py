@@ -259,7 +259,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(played, tmp_pat
 
 def test_padding_of_older_records_is_no_stand_in():
     firsts = TimeStep(jnp.zeros((3, 2), jnp.int8), jnp.zeros((3, 2)), jnp.zeros((3, 2)), ())
-    nothing = jnp.zeros(0)
+    nothing: Any = ()
     slot, continues = jnp.array([0, 2]), jnp.zeros(2, bool)
     trajectory = Trajectory(firsts, nothing, (), RecurrentState((), (), nothing), slot, continues)
     assert count_stand_ins(with_padding(trajectory), None) == 2

@@ -34,7 +34,7 @@ LAYERS = (
     ("config_checks", "config_flags", "extras"),
     ("config_sources", "config_sweep", "config_tables"),
     ("config_keys", "replay_layout"),
-    ("config", "interquartile", "types"),
+    ("config", "interquartile", "restarts", "types"),
 )
 PURE = {
     "rollout",
@@ -76,6 +76,7 @@ JAX_FREE = {
     "zerocopy_seed.metrics_page",
     "zerocopy_seed.plotting",
     "zerocopy_seed.replay_layout",
+    "zerocopy_seed.restarts",
     "zerocopy_seed.types",
     "zerocopy_seed.remote",
     "zerocopy_seed.remote.access",

@@ -14,7 +14,7 @@ import time
 import pytest
 
 from zerocopy_seed.cli import main
-from zerocopy_seed.launch_ray import restart_delay_s
+from zerocopy_seed.restarts import restart_delay_s
 
 ROOT = pathlib.Path(__file__).parent.parent
 COMMAND = [sys.executable, "-m", "zerocopy_seed.cli"]

@@ -15,9 +15,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from zerocopy_envs.errors import UserError
+from zerocopy_seed.restarts import EARLY_S, restart_delay_s
 
-_EARLY_S = 60.0  # who lived longer is placed anew at once
-_LONGEST_DELAY_S = 60.0
 _LOOK_EVERY_S = 0.5
 _LEAVE_WITHIN_S = 15.0
 _USER_ERROR = 2
@@ -231,7 +230,7 @@ class _Fleet:
             return
         if code == _USER_ERROR:
             raise UserError(f"actor {place.number}: {complaint}")
-        is_early = time.monotonic() - place.began < _EARLY_S
+        is_early = time.monotonic() - place.began < EARLY_S
         place.early_ends = place.early_ends + 1 if is_early else 0
         delay_s = restart_delay_s(place.early_ends)
         place.due = time.monotonic() + delay_s
@@ -247,11 +246,3 @@ class _Fleet:
         for place in there:
             self._ray.kill(place.actor)
             self._say(f"actor {place.number} ended")
-
-
-def restart_delay_s(early_ends: int) -> float:
-    """How long to wait before an actor is placed anew that so many times in a row ended soon.
-
-    At once after the first, then 1, 2, 4 ... 60 s: what ends as it starts must not keep the cluster busy.
-    """
-    return min(_LONGEST_DELAY_S, 2.0 ** min(early_ends - 2, 10)) if early_ends > 1 else 0.0

@@ -47,7 +47,9 @@ def test_it_saves_and_exits_0(tmp_path, stage):
     config, sign = STAGES[stage]
     with start(tmp_path, config) as run:
         run.wait_to_say(sign)
-        time.sleep(3 if "evaluating" in stage else 0)  # an update, and the evaluation is due
+        if "evaluating" in stage:
+            events = tmp_path / "run" / "events.jsonl"
+            wait_for(lambda: '"evaluating"' in events.read_text(), process=run)
         run.send_signal(signal.SIGTERM)
         began = time.monotonic()
         assert run.wait(600) == 0, run.said

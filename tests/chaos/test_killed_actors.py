@@ -22,6 +22,7 @@ from zerocopy_seed.config import (
 )
 from zerocopy_seed.config_file import dump_config
 from zerocopy_seed.experience import open_index
+from zerocopy_seed.loops import local_actors
 from zerocopy_seed.loops.local_actors import LocalActors
 from zerocopy_seed.metrics import read_metrics
 
@@ -109,6 +110,7 @@ def test_a_killed_actor_costs_its_unfinished_unrolls(tmp_path):
 @pytest.mark.parametrize(("program", "num_ends"), [("sleep", 6), ("false", 2)])
 def test_only_those_that_end_by_themselves_are_taken_for_broken(monkeypatch, program, num_ends):
     monkeypatch.setattr(LocalActors, "_start", lambda *_: subprocess.Popen([program, "60"]))
+    monkeypatch.setattr(local_actors, "restart_delay_s", lambda *_: 0.0)
     said: list[str] = []
     with LocalActors("unix:/nowhere", [1], env="zerocopy:Catch", warn=said.append) as actors:
         for _ in range(6):
@@ -120,6 +122,27 @@ def test_only_those_that_end_by_themselves_are_taken_for_broken(monkeypatch, pro
                 break
     assert len(said) == num_ends
     assert bool(failure) == (program == "false")
+
+
+def test_one_that_is_killed_again_and_again_is_started_later(monkeypatch):
+    """As by a kernel that is short of memory."""
+    monkeypatch.setattr(LocalActors, "_start", lambda *_: subprocess.Popen(["sleep", "60"]))
+    monkeypatch.setattr(local_actors, "restart_delay_s", lambda ends, longest: 0.3 * (ends > 1))
+    said: list[str] = []
+    with LocalActors("unix:/nowhere", [1], env="zerocopy:Catch", warn=said.append) as actors:
+        for _ in range(2):
+            (pid,) = actors.pids
+            os.kill(pid, signal.SIGKILL)
+            wait_for(lambda: not is_alive(pid), 10)  # noqa: B023
+            began = time.monotonic()
+            assert actors.check() == actors.check() == ""
+        assert actors.pids == [pid]
+        wait_for(lambda: actors.check() or actors.pids != [pid], 10)
+        assert time.monotonic() - began > 0.2
+    assert said == [
+        "local actor 0 ended with code -9; starting it anew",
+        "local actor 0 ended with code -9; starting it anew in 0.3 s",
+    ]
 
 
 @pytest.mark.slow
@@ -147,6 +170,8 @@ def test_a_run_outlives_its_local_actors_fifty_times(tmp_path):
         wait_for(lambda: read_metrics(run_dir), process=learner)
         for _ in range(50):
             wait_for(lambda: read_metrics(run_dir)[-1]["num_actors"] >= num_actors - 1, process=learner)
+            # the line may be old: those that are killed often are started anew after a while
+            wait_for(lambda: len(actors_of(learner.pid)) >= num_actors - 1, process=learner)
             time.sleep(random.uniform(0, 0.5))
             os.kill(random.choice(sorted(actors_of(learner.pid))[:2]), signal.SIGKILL)  # two that have joined
         at = read_metrics(run_dir)[-1]["env_steps"]

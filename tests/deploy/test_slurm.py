@@ -21,7 +21,7 @@ SRUN_OPTIONS = {"--het-group", "--export", "--kill-on-bad-exit"}
 STAND_INS = {
     "zerocopy-seed": """
         printf '%s\\n' "$@" > "$RECORD/$1.new" && mv "$RECORD/$1.new" "$RECORD/$1"
-        [ "$1" = actor ] && exit 0
+        [ "$1" = actor ] && exit "$(cat "$RECORD/actor_code" 2>/dev/null || echo 0)"
         [ -e "$RECORD/code" ] && exit "$(cat "$RECORD/code")"
         trap 'touch "$RECORD/saved"; exit 0' TERM
         echo $$ > "$RECORD/pid"
@@ -29,7 +29,9 @@ STAND_INS = {
     """,
     "srun": """
         while case "$1" in --*) true;; *) false;; esac; do echo "$1" >> "$RECORD/srun"; shift; done
-        exec "$@"
+        "$@"; code=$?
+        echo "$code" > "$RECORD/srun_ended.new" && mv "$RECORD/srun_ended.new" "$RECORD/srun_ended"
+        exit "$code"
     """,
     "scontrol": 'echo "$@" > "$RECORD/scontrol"',
     "scancel": 'echo "$@" > "$RECORD/scancel"; kill -TERM "$(cat "$RECORD/pid")"',
@@ -184,6 +186,20 @@ def test_a_run_that_ends_by_itself(name, code, restarts, requeued, start, tmp_pa
     ended = start(name, SLURM_RESTART_COUNT=str(restarts)).wait(60)
     assert (tmp_path / "scontrol").exists() == requeued
     assert requeued or ended == code
+
+
+def test_a_mistake_in_what_actors_are_told_is_not_tried_again(start, tmp_path):
+    (tmp_path / "actor_code").write_text("2")
+    start("train")
+    wait_for(tmp_path / "srun_ended")
+    assert (tmp_path / "srun_ended").read_text() == "2\n"
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_it_hears_signals_before_the_learner_starts(name):
+    script = SCRIPTS[name].read_text()
+    assert script.index("\ntrap ") < script.index("\nsrun ")
+    assert script.index("\ntrap ") < script.index("zerocopy-seed train")
 
 
 def test_the_commands_of_the_readme_are_the_commands_there_are():

@@ -16,7 +16,7 @@ import numpy as np
 from zerocopy_envs.wrappers import Vectorized
 from zerocopy_seed.checkpoint import Checkpointer
 from zerocopy_seed.config import Config
-from zerocopy_seed.loops.console import attempt, say
+from zerocopy_seed.loops.console import attempt, note, say
 from zerocopy_seed.loops.environments import HostEnvironments
 from zerocopy_seed.loops.evaluate import EvaluationResult, make_evaluator, num_evaluation_slots
 from zerocopy_seed.loops.local_actors import LocalActors
@@ -214,6 +214,7 @@ class Evaluation:
             # a copy, since the learner's state is donated to its next update
             self._params, self._env_steps = self._copy(learner), env_steps
             self.due_at = self._after(env_steps)
+            note("evaluating", f"evaluating at {env_steps:,} env_steps", env_steps=env_steps)
             self._evaluator.begin(self._params)
         return self._take_result()
 

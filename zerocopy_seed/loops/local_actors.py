@@ -9,9 +9,11 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-_EARLY_S = 60.0  # an actor that ends sooner by itself would not do better the next time
+from zerocopy_seed.restarts import EARLY_S, restart_delay_s
+
 _BY_OTHERS = (-signal.SIGKILL, -signal.SIGTERM)
-_MAX_EARLY_ENDS = 3
+_MAX_EARLY_ENDS = 3  # by themselves, sooner than EARLY_S: they would not do better the next time
+_LONGEST_DELAY_S = 10.0
 _STOP_S = 10.0
 
 
@@ -41,7 +43,9 @@ class LocalActors:
         self._warn, self._name = warn, name
         self._processes: list[subprocess.Popen] = []
         self._started_at: list[float] = []
-        self._early_ends = 0
+        self._early_ends = 0  # of all, by themselves
+        self._ends = [0] * len(self._num_envs)  # of each, early, in a row, whoever ended it
+        self._due: list[float | None] = [None] * len(self._num_envs)
 
     def __enter__(self) -> LocalActors:
         try:
@@ -70,22 +74,37 @@ class LocalActors:
         return [process.pid for process in self._processes]
 
     def check(self) -> str:
-        """Starts anew those that have ended; why that is of no use, in one line, or ""."""
+        """Starts anew those that have ended, later where they do so again and again, as if memory were short;
+        why that is of no use, in one line, or "".
+        """
         for place, process in enumerate(self._processes):
             code = process.poll()
             if code is None:
                 continue
+            now, due = time.monotonic(), self._due[place]
+            if due is not None:
+                if due <= now:
+                    self._start_anew(place)
+                continue
+            is_early = now - self._started_at[place] < EARLY_S
+            self._ends[place] = self._ends[place] + 1 if is_early else 0
             if code not in _BY_OTHERS:
-                is_early = time.monotonic() - self._started_at[place] < _EARLY_S
                 self._early_ends = self._early_ends + 1 if is_early else 0
             if self._early_ends >= _MAX_EARLY_ENDS:
                 return (
                     f"{self._name} {place}: ends with code {code} as soon as it starts; what it said is above"
                 )
-            self._warn(f"{self._name} {place} ended with code {code}; starting it anew")
-            self._processes[place] = self._start(self._num_envs[place])
-            self._started_at[place] = time.monotonic()
+            delay_s = restart_delay_s(self._ends[place], _LONGEST_DELAY_S)
+            later = f" in {delay_s:g} s" if delay_s else ""
+            self._warn(f"{self._name} {place} ended with code {code}; starting it anew{later}")
+            self._due[place] = now + delay_s
+            if not delay_s:
+                self._start_anew(place)
         return ""
+
+    def _start_anew(self, place: int) -> None:
+        self._processes[place] = self._start(self._num_envs[place])
+        self._started_at[place], self._due[place] = time.monotonic(), None
 
     def _start(self, num_envs: int) -> subprocess.Popen:
         command = [sys.executable, "-m", "zerocopy_seed.cli", "actor", self._address]

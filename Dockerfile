@@ -21,8 +21,6 @@ ENTRYPOINT ["zerocopy-seed", "actor"]
 #    --bridge.address 0.0.0.0:8686 --bridge.cert ...` (docs/operations.md). `--stop-timeout 120` leaves time to save.
 FROM base AS learner
 RUN pip install ".[cuda12,brax,atari,video]"
-# Else what actors' large messages leave in the many arenas of glibc's allocator looks like a leak (docs/operations.md).
-ENV MALLOC_ARENA_MAX=2
 COPY configs /home/seed/configs
 RUN mkdir -p /home/seed/runs && chown seed:seed /home/seed/runs
 USER seed

@@ -33,7 +33,6 @@ from zerocopy_seed.metrics import read_metrics
 PACED, UNPACED = "soak:PacedCartPole", "gymnasium:CartPole-v1"
 PAUSE_S = 0.02
 WITH_PACED = {
-    "MALLOC_ARENA_MAX": "2",  # as docs/operations.md says of a learner that actors join all day
     "PYTHONPATH": os.pathsep.join([str(pathlib.Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
 }
 NUM_ACTORS, ENVS_PER_ACTOR, UNROLL_LENGTH = 8, 4, 16

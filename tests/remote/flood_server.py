@@ -12,6 +12,7 @@ from counting_agent import PARAMS, make_counting_agent
 from counting_environment import Counting
 
 from zerocopy_seed.config import BridgeConfig
+from zerocopy_seed.loops.arenas import share_arenas
 from zerocopy_seed.remote.access import read_access
 from zerocopy_seed.remote.addresses import parse_address
 from zerocopy_seed.remote.bridge import RunDescription
@@ -27,6 +28,7 @@ def resident_bytes() -> int:
 
 def main(directory: pathlib.Path) -> None:
     """Serves until its input ends."""
+    share_arenas()
     bridge = BridgeConfig(
         cert=str(directory / "server.pem"),
         key=str(directory / "server-key.pem"),

@@ -104,6 +104,6 @@ def play(client: ActorClient, steps: list[float], is_over: threading.Event) -> N
 
 
 def in_tree() -> dict[str, str]:
-    """Environment variables of a process that finds what this one does, set up as docs/operations.md says."""
+    """Environment variables of a process that finds what this one does."""
     path = os.pathsep.join((str(HERE), *sys.path))
-    return {**os.environ, "PYTHONPATH": path, "MALLOC_ARENA_MAX": "2"}
+    return {**os.environ, "PYTHONPATH": path}

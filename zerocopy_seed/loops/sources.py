@@ -19,6 +19,7 @@ from zerocopy_seed.agents import make_agent
 from zerocopy_seed.config import Config
 from zerocopy_seed.config_sources import is_mixed, num_on_device
 from zerocopy_seed.experience import RecordReader
+from zerocopy_seed.loops.arenas import share_arenas
 from zerocopy_seed.loops.bridge import bridge_program, init_learner
 from zerocopy_seed.loops.console import complain, say
 from zerocopy_seed.loops.devices import make_mesh, place_bridge
@@ -91,7 +92,7 @@ def choose_source(config: Config) -> Source:
         _require_no_inference_device(config)
         return _Record(config, open_record(config))
     if config.env.place == "actors" or is_mixed(config):
-        act_synchronously()
+        _prepare_to_serve()
     environment = find_environment(config.env)
     if is_mixed(config):
         _require_no_inference_device(config)
@@ -99,7 +100,7 @@ def choose_source(config: Config) -> Source:
     if isinstance(environment, Vectorized) and config.env.place != "actors":
         _require_no_inference_device(config)
         return _Device(config, environment)
-    act_synchronously()
+    _prepare_to_serve()
     return _Actors(config, environment)
 
 
@@ -275,6 +276,11 @@ def _require_no_inference_device(config: Config) -> None:
             expected="0 where not all environments are in actors",
             found=str(config.devices.inference),
         )
+
+
+def _prepare_to_serve() -> None:
+    act_synchronously()
+    share_arenas()
 
 
 def _check_bridge(config: Config, environment: Vectorized | HostEnvironments) -> None:

@@ -94,7 +94,12 @@ def test_the_halves_of_a_large_layer_lie_on_two_devices():
 def test_any_number_of_devices_is_as_one(tmp_path, agent):
     config = dataclasses.replace(LOCK_STEP, agent=agent, network=LSTM)
     one = on(DevicesConfig(), config, tmp_path / "one")
-    for devices in (DevicesConfig(2), DevicesConfig(4), DevicesConfig(1, 1), DevicesConfig(4, 1)):
+    for devices in (
+        DevicesConfig(2),
+        DevicesConfig(4),
+        DevicesConfig(inference=1),
+        DevicesConfig(4, inference=1),
+    ):
         found = on(devices, config, tmp_path / f"{devices.learner}-{devices.inference}")
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), one, found)
 

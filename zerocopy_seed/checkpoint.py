@@ -28,7 +28,7 @@ from typing import Any, overload
 import jax
 
 from zerocopy_envs.errors import UserError
-from zerocopy_seed import manifest
+from zerocopy_seed import hosts, manifest
 from zerocopy_seed.leaves import check_fits, describe, named_leaves, raw_array
 from zerocopy_seed.orbax_arrays import import_orbax, quiet_failures, read_leaves
 
@@ -43,8 +43,9 @@ class CheckpointError(RuntimeError):
 
 
 class Checkpointer:
-    """Saves and restores the steps of one directory; one process writes, any number may read.
+    """Saves and restores the steps of one directory; one run writes, any number of processes may read.
 
+    Where a run has several hosts they call it together: all write their parts, the first one finishes.
     Reading creates nothing. Use it as a context manager: leaving waits for the save that is under way.
 
     Args:
@@ -113,9 +114,7 @@ class Checkpointer:
             self._quiet.enter_context(quiet_failures())
         unfinished = self._directory / f"{step}.unfinished"
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            self._remove_leftovers()
-            self._require_room()
+            hosts.first_does(self._make_room)
             if self._orbax is None:
                 self._orbax = ocp.AsyncCheckpointer(
                     ocp.CompositeCheckpointHandler(),
@@ -194,15 +193,22 @@ class Checkpointer:
         """
         self.wait()
         targets = {items: target} if isinstance(items, str) else items
-        if step is None:
-            step, restored = self._restore_newest(targets, optional)
-        else:
-            restored = self._restore_step(step, targets, optional)
-        return step, restored[items] if isinstance(items, str) else restored
 
-    def _restore_newest(
+        def find() -> tuple[int, dict[str, Any]] | None:
+            if not hosts.is_first():
+                return None
+            if step is None:
+                return self._find_newest(targets, optional)
+            return self._find(step, targets, optional)
+
+        chosen, found = hosts.of_first_as_json(hosts.require_all(find))
+        restored = self._read(chosen, found, targets)
+        return chosen, restored[items] if isinstance(items, str) else restored
+
+    def _find_newest(
         self, targets: Mapping[str, PyTree], optional: Collection[str]
-    ) -> tuple[int, dict[str, PyTree]]:
+    ) -> tuple[int, dict[str, Any]]:
+        """The newest intact step, and its manifest's items."""
         self._warn_unfinished()
         if found := self._newest(targets, optional):
             return found
@@ -219,7 +225,7 @@ class Checkpointer:
 
     def _newest(
         self, targets: Mapping[str, PyTree], optional: Collection[str], without: Collection[str] = ()
-    ) -> tuple[int, dict[str, PyTree]] | None:
+    ) -> tuple[int, dict[str, Any]] | None:
         """The newest intact step, where the items in `without` may be damaged; None if there is none."""
         for candidate in reversed(self.steps()):
             try:
@@ -231,7 +237,7 @@ class Checkpointer:
             else:
                 if without:
                     self._warn(f"checkpoint {candidate} is taken without its {', '.join(without)}")
-                return candidate, self._read(candidate, found, targets)
+                return candidate, found
         return None
 
     def _warn_unfinished(self) -> None:
@@ -243,9 +249,9 @@ class Checkpointer:
                     "(being written, or killed while saving); skipped"
                 )
 
-    def _restore_step(
+    def _find(
         self, step: int, targets: Mapping[str, PyTree], optional: Collection[str]
-    ) -> dict[str, PyTree]:
+    ) -> tuple[int, dict[str, Any]]:
         finished = self.steps()
         if step not in finished:
             raise UserError(
@@ -255,7 +261,7 @@ class Checkpointer:
                 remedy="choose one of those" if finished else "is this the run directory?",
             )
         try:
-            return self._read(step, self._verified(step, targets, optional), targets)
+            return step, self._verified(step, targets, optional)
         except manifest.NotIntact as error:
             raise UserError(
                 f"checkpoint {step}",
@@ -297,6 +303,8 @@ class Checkpointer:
     def _finish(self, step: int, unfinished: Path, described: dict[str, dict[str, Any]]) -> None:
         try:
             self._orbax.wait_until_finished()
+            if not hosts.is_first():
+                return
             manifest.write(unfinished, step, described)
             final = self._directory / str(step)
             if final.exists():
@@ -323,6 +331,11 @@ class Checkpointer:
             os.rename(self._directory / str(step), self._directory / f"{step}.deleting")
             self._broken.discard(step)
         self._remove_leftovers()
+
+    def _make_room(self) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._remove_leftovers()
+        self._require_room()
 
     def _require_room(self) -> None:
         """Refuses where the newest step would not fit once more.
@@ -351,9 +364,10 @@ class Checkpointer:
 
     def _abandon(self, unfinished: Path) -> None:
         """Frees the disk of what a failed save left, and starts the next one with a fresh Orbax."""
-        with contextlib.suppress(OSError):
-            for path in unfinished.parent.glob(f"{unfinished.name}*"):
-                shutil.rmtree(path, ignore_errors=True)
+        if hosts.is_first():
+            with contextlib.suppress(OSError):
+                for path in unfinished.parent.glob(f"{unfinished.name}*"):
+                    shutil.rmtree(path, ignore_errors=True)
         self._close_orbax()
 
     def _close_orbax(self) -> None:

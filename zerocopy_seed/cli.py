@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime
+import functools
 import importlib
 import importlib.metadata
 import json
@@ -119,9 +120,18 @@ def _train(parser: _Parser, words: list[str]) -> int:
     parser.add_argument(
         "--profile", action="store_true", help="write a trace of two updates to RUN_DIR, for ui.perfetto.dev"
     )
+    parser.add_argument(
+        "--hosts",
+        metavar="HOSTS",
+        help="train as one of several processes, usually one a host, each started with the same words: "
+        "ADDRESS:PORT of the first, their number and this one's place, as in gpu0:8476,2,1; or auto, by "
+        "JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, or within `srun` (default: one)",
+    )
     # Help comes last, since it shows the values of the configuration that the other words name.
     parser.add_argument("-h", "--help", action="store_true", help="show this, with the values of CONFIG")
-    own, overrides = _split(words, ("--run-dir", "--resume", "--init-from", "--profile", "-h", "--help"))
+    own, overrides = _split(
+        words, ("--run-dir", "--resume", "--init-from", "--profile", "--hosts", "-h", "--help")
+    )
     options = parser.parse_args(own)
     path, run_dir = options.config, options.run_dir
     config = None
@@ -141,17 +151,27 @@ def _train(parser: _Parser, words: list[str]) -> int:
         raise UserError(
             "train", expected="a configuration file", found="none", remedy=f"usage: {parser.usage}"
         )
+    if run_dir is None and options.hosts:
+        raise UserError("--hosts", expected="--run-dir with the directory that all hosts share", found="none")
     if run_dir is None:
         started = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
         run_dir = pathlib.Path("runs") / f"{pathlib.Path(str(path)).stem}-{started}"
 
+    from zerocopy_seed.rendezvous import fork_and_wait, parse_hosts
+
+    hosts = options.hosts and parse_hosts(options.hosts)
+    if hosts and (code := fork_and_wait(hosts)) is not None:
+        return code
+
     from zerocopy_seed.loops.signals import StopRequest
 
     # Listening begins before the seconds that the imports take.
-    with StopRequest() as stop:
+    with StopRequest(same_within_s=2.0 if hosts else 0.0) as stop:
+        from zerocopy_seed.hosts import run_joined
         from zerocopy_seed.loops.train import train
 
-        return train(
+        run = functools.partial(
+            train,
             config,
             run_dir,
             resume=options.resume,
@@ -159,6 +179,7 @@ def _train(parser: _Parser, words: list[str]) -> int:
             profile=options.profile,
             stop=stop,
         )
+        return run_joined(hosts, run, _complain) if hosts else run()
 
 
 def _actor_options(parser: _Parser, words: list[str]) -> argparse.Namespace:

@@ -67,9 +67,14 @@ def dump_config(config: Config) -> str:
     return tomli_w.dumps(dataclasses.asdict(config))
 
 
+def flatten(config: Config) -> dict[str, Any]:
+    """Every setting by its path: `agent.learning_rate`."""
+    return _flatten(dataclasses.asdict(config), "")
+
+
 def resume_differences(old: Config, new: Config) -> list[tuple[str, Any, Any]]:
     """(path, old value, new value) of what would alter the mathematics of a run that is resumed."""
-    before, after = _flatten(dataclasses.asdict(old)), _flatten(dataclasses.asdict(new))
+    before, after = flatten(old), flatten(new)
     # another agent has other keys, so that its name comes first
     paths = ("agent.name", *before, *after)
     return [
@@ -117,7 +122,7 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
         raise UserError(str(path), expected="a readable TOML file", found=reason) from None
 
 
-def _flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flatten(table: dict[str, Any], prefix: str) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in table.items():
         path = f"{prefix}{name}"

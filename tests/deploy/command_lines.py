@@ -13,6 +13,7 @@ import pytest
 from zerocopy_seed.cli import main
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+HOSTS = {"JAX_COORDINATOR_ADDRESS": "learner-0:8476", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1"}
 
 
 class Parsed(NamedTuple):
@@ -50,6 +51,12 @@ def parse(words: Sequence[str]) -> Parsed:
             if module == "certificates":
                 given["next_steps"] = lambda *_: ""
             patch.setitem(sys.modules, f"zerocopy_seed.{module}", types.SimpleNamespace(**given))
+        # Hosts are not met.
+        for name, value in HOSTS.items():
+            patch.setenv(name, value)
+        patch.setattr("zerocopy_seed.rendezvous.fork_and_wait", lambda hosts: None)
+        joined = types.SimpleNamespace(run_joined=lambda hosts, run, complain: run())
+        patch.setitem(sys.modules, "zerocopy_seed.hosts", joined)
         # The files that are named are elsewhere.
         access = types.SimpleNamespace(read_actor_credentials=lambda address, **files: files)
         patch.setitem(sys.modules, "zerocopy_seed.remote.access", access)

@@ -164,6 +164,9 @@ def test_hosts_are_counted_alike():
     assert (job["completionMode"], values["JAX_NUM_PROCESSES"]) == ("Indexed", str(job["completions"]))
     _, _, port = values["JAX_COORDINATOR_ADDRESS"].partition(":")
     assert [entry["containerPort"] for entry in container_of(job)["ports"]] == [int(port)]
+    gpus = job["completions"] * int(container_of(job)["resources"]["limits"]["nvidia.com/gpu"])
+    config, _ = parse(words_of(job)).values
+    assert config.devices.learner == gpus
 
 
 STAND_IN = """

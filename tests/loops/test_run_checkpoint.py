@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 from small_runs import CATCH
 
 from zerocopy_envs.errors import UserError
@@ -16,7 +16,7 @@ from zerocopy_seed.config import CheckpointConfig, R2D2Config
 from zerocopy_seed.leaves import tree_sha256
 from zerocopy_seed.loops import sources
 from zerocopy_seed.loops import train as train_module
-from zerocopy_seed.loops.layout import DATA_AXIS, STATE_SPECS, lay_out, spread_types
+from zerocopy_seed.loops.layout import DATA_AXIS, STATE_SPECS, lay_out
 from zerocopy_seed.loops.on_device import TrainState
 from zerocopy_seed.loops.run_checkpoint import (
     checkpoint_items,
@@ -95,7 +95,7 @@ def test_an_agent_without_replay_lacks_nothing(tmp_path):
 
 def test_a_replay_is_spread_over_devices_from_the_first(tmp_path):
     mesh = Mesh(np.array(jax.devices()), (DATA_AXIS,))
-    types = spread_types(TYPES.learner.replay, mesh)
+    types = lay_out(PartitionSpec(DATA_AXIS), TYPES.learner.replay, mesh)
     target = TYPES._replace(learner=TYPES.learner._replace(replay=types))
     with Checkpointer(tmp_path) as saves:
         saves.save(1, checkpoint_items(AGENT, STATE))

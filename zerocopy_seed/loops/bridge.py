@@ -14,6 +14,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from zerocopy_envs.types import EnvironmentSpec
+from zerocopy_seed import hosts
 from zerocopy_seed.agents import make_agent
 from zerocopy_seed.config import Config
 from zerocopy_seed.keys import Stream, stream_key
@@ -22,6 +23,7 @@ from zerocopy_seed.loops.layout import DATA_AXIS, LEARNER_SPECS, TRAJECTORY_SPEC
 from zerocopy_seed.loops.on_device import Program, TrainState, Window, add_to_window, make_window
 from zerocopy_seed.loops.record import DISPATCH_S
 from zerocopy_seed.loops.recording import Recording
+from zerocopy_seed.loops.rounds import Rounds, figures_of_all
 from zerocopy_seed.loops.serving import compile_store, copy_acting, make_engine, serve_actors
 from zerocopy_seed.loops.signals import StopRequest, hearing_signals
 from zerocopy_seed.ops.counters import as_int
@@ -64,12 +66,14 @@ def bridge_program(
     Raises:
       UserError: the address cannot be listened on.
     """
+    num_slots = config.env.num_envs // hosts.count()
     engine = make_engine(
         config,
         agent,
         spec,
         state.learner,
-        num_slots=config.env.num_envs,
+        num_slots=num_slots,
+        first_slot=hosts.index() * num_slots,
         to_inference=placement.to_inference,
     )
     call_s = hearing_signals(engine.warm_up)
@@ -77,14 +81,15 @@ def bridge_program(
     learn, store, names = hearing_signals(lambda: _compile(config, agent, spec, placement, state, nothing))
     run = (config.env.name, config.env.settings, spec)
     with serve_actors(config, engine, run, run_dir, call_s=call_s, say=say, warn=warn) as actors:
+        rounds = Rounds(engine, actors)
 
         def dispatch(state: TrainState, window: Window, num_updates: Any) -> tuple[TrainState, Window]:
             learner, ends_at = state.learner, time.monotonic() + DISPATCH_S
             actors.check()
-            while num_updates > 0 and not (stop or actors.failure()) and (now := time.monotonic()) < ends_at:
-                taken = actors.take(ends_at - now)
+            while num_updates > 0:
+                taken = rounds.take(ends_at, lambda: bool(stop or actors.failure()))
                 if taken is None:
-                    continue
+                    break
                 if recording is not None:  # a copy, since the next trajectory is written over it
                     played = jax.tree.map(lambda leaf: np.array(leaf)[None], taken.trajectory)
                     recording.add(played, 1, is_due=taken.is_due)
@@ -100,9 +105,10 @@ def bridge_program(
             actors.is_run_over(as_int(learner.env_steps) >= config.total_env_steps)
             return state._replace(learner=learner), window
 
-        yield Program(
-            agent, dispatch, names, lambda row: row | actors.figures(), actors.failure, actors.gauges
-        )
+        def figures(row: dict[str, Any]) -> dict[str, Any]:
+            return row | figures_of_all(hosts.all_as_json(actors.figures()))
+
+        yield Program(agent, dispatch, names, figures, actors.failure, actors.gauges)
 
 
 def _compile(

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from zerocopy_seed import hosts
 from zerocopy_seed.checkpoint import CheckpointError
 from zerocopy_seed.journal import FILE_NAME, Journal
 
@@ -26,7 +27,15 @@ def keep_journal(run_dir: pathlib.Path, run_id: str) -> Iterator[None]:
 
 
 def say(line: str) -> None:
-    """Prints a line; a reader that has gone must not end the run."""
+    """Prints a line, on the first host."""
+    if hosts.is_first():
+        say_of_host(line)
+
+
+def say_of_host(line: str) -> None:
+    """Prints a line that is this host's own; a reader that has gone must not end the run."""
+    if hosts.count() > 1:
+        line = f"host {hosts.index()}: {line}"
     with contextlib.suppress(OSError):
         print(line, flush=True)
 
@@ -70,6 +79,8 @@ def draw(plot: Callable[..., None], subject: Any, path: pathlib.Path) -> None:
 
 
 def show_error(line: str) -> None:
-    """Prints a line on stderr, and nothing else."""
+    """Prints a line on stderr, which names the host where there are several; and nothing else."""
+    if hosts.count() > 1:
+        line = f"host {hosts.index()}: {line}"
     with contextlib.suppress(OSError):
         print(line, file=sys.stderr, flush=True)

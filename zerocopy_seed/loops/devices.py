@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import jax
@@ -10,19 +11,28 @@ import numpy as np
 from jax.sharding import Mesh, SingleDeviceSharding
 
 from zerocopy_envs.errors import UserError
+from zerocopy_seed import hosts
 from zerocopy_seed.config import DevicesConfig
-from zerocopy_seed.loops.layout import DATA_AXIS, LEARNER_SPECS, MODEL_AXIS, TRAJECTORY_SPECS, lay_out
+from zerocopy_seed.loops.layout import DATA_AXIS, MODEL_AXIS, TRAJECTORY_SPECS, lay_out, of_all_hosts
 
 
 def make_mesh(config: DevicesConfig) -> Mesh | None:
-    """Of the devices that learn, the first ones; None for one.
+    """Of the devices that learn, the first ones of every host; None for one.
 
     Raises:
-      UserError: there are not so many.
+      UserError: there are not so many, or hosts would have unequal parts.
     """
     _require_devices("devices.learner", config.learner)
     _require_devices("devices.model", config.model, config.learner)
-    devices = np.array(jax.devices()[: config.num_learning])
+    if config.learner % hosts.count():
+        raise UserError(
+            "devices.learner",
+            expected=f"a multiple of {hosts.count()}, the number of hosts",
+            found=str(config.learner),
+        )
+    num_local = _num_local(config)
+    of_hosts = (jax.local_devices(process_index=host)[:num_local] for host in range(hosts.count()))
+    devices = np.array(list(itertools.chain(*of_hosts)))
     if config.model > 1:
         return Mesh(devices.reshape(config.learner, config.model), (DATA_AXIS, MODEL_AXIS))
     return Mesh(devices, (DATA_AXIS,)) if config.learner > 1 else None
@@ -40,12 +50,10 @@ class Placement:
     mesh: Mesh | None
     inference: Any
 
-    def learner(self, state: Any) -> Any:
-        """A LearnerState laid out over the devices that learn."""
-        return state if self.mesh is None else lay_out(LEARNER_SPECS, state, self.mesh)
-
     def to_learner(self, trajectory: Any) -> Any:
-        """A Trajectory that lies on the device that acts, where `learn` wants it."""
+        """A Trajectory that lies on the device that acts, of this host's slots, where `learn` wants it."""
+        if self.mesh is not None and hosts.count() > 1:
+            return of_all_hosts(TRAJECTORY_SPECS, trajectory, self.mesh)
         if self.mesh is not None:
             return lay_out(TRAJECTORY_SPECS, trajectory, self.mesh)
         first = jax.devices()[0]
@@ -54,6 +62,8 @@ class Placement:
 
     def to_inference(self, params: Any) -> Any:
         """What acting reads, which lies where it was learned, on the device that acts."""
+        if hosts.count() > 1:
+            params = jax.tree.map(lambda leaf: leaf.addressable_data(0), params)
         moves = self.mesh is not None or self.inference != jax.devices()[0]
         return jax.device_put(params, self.inference) if moves else params
 
@@ -65,8 +75,13 @@ def place_bridge(config: DevicesConfig) -> Placement:
       UserError: there are not so many.
     """
     mesh = make_mesh(config)
-    _require_devices("devices.inference", config.inference, besides=config.num_learning)
-    return Placement(mesh, jax.devices()[config.num_learning if config.inference else 0])
+    _require_devices("devices.inference", config.inference * hosts.count(), besides=config.num_learning)
+    return Placement(mesh, jax.local_devices()[_num_local(config) if config.inference else 0])
+
+
+def _num_local(config: DevicesConfig) -> int:
+    """How many of this host learn."""
+    return config.num_learning // hosts.count()
 
 
 def _require_devices(field: str, count: int, times: int = 1, besides: int = 0) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -66,9 +67,13 @@ def lay_out(specs: Any, tree: Any, mesh: Mesh) -> Any:
     return jax.tree.map(one, tree, shardings(specs, tree, mesh))
 
 
-def spread_types(types: Any, mesh: Mesh) -> Any:
-    """Array types with their leading axes laid out over `mesh`, as a replay's are."""
-    return lay_out(P(DATA_AXIS), types, mesh)
+def of_all_hosts(specs: Any, tree: Any, mesh: Mesh) -> Any:
+    """Every host's arrays, of its own part, as one array of all; `specs` is a prefix of the tree."""
+
+    def one(spec: P, leaf: Any) -> Any:
+        return multihost_utils.host_local_array_to_global_array(leaf, mesh, spec)
+
+    return jax.tree.map(lambda spec, part: jax.tree.map(lambda leaf: one(spec, leaf), part), specs, tree)
 
 
 def over_mesh(function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable[..., Any]:

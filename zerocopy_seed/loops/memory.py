@@ -25,7 +25,9 @@ def in_gigabytes(size: float) -> str:
     return f"{size / 1e9:,.2f} GB"
 
 
-def check_memory(config: Config, state: TrainState, devices: Sequence[Any], *, save_replay: bool) -> None:
+def check_memory(
+    config: Config, state: TrainState, devices: Sequence[Any], *, save_replay: bool, num_hosts: int = 1
+) -> None:
     """Refuses a run whose state does not fit where it will live.
 
     A device that tells its limit must hold its part of the state, and the host the copy of the replay that is
@@ -36,14 +38,16 @@ def check_memory(config: Config, state: TrainState, devices: Sequence[Any], *, s
     Args:
       config: the experiment.
       state: its arrays, or their types.
-      devices: those that train.
+      devices: those of this host that train.
       save_replay: whether checkpoints hold the replay.
+      num_hosts: how many have equal parts of the state, but for what lies on every device.
 
     Raises:
       UserError: naming the setting, the figures, and how many sequences would fit.
     """
     replay = num_bytes(state.learner.replay)
     everywhere = num_bytes(state.learner) - replay
+    replay //= num_hosts
     spread = num_bytes((state.actor, state.episodes))
     saved = replay if save_replay else 0
     limit = (devices[0].memory_stats() or {}).get("bytes_limit")
@@ -51,7 +55,9 @@ def check_memory(config: Config, state: TrainState, devices: Sequence[Any], *, s
     host = None if available is None else _usable(available)
     device = host if limit is None else (limit, f"what {devices[0].device_kind} has")
     if device is not None and isinstance(config.agent, R2D2Config):
-        spread += _require_room_for_update(config, config.agent, state.learner.replay, len(devices), *device)
+        num_devices = len(devices) * num_hosts
+        spread += _require_room_for_update(config, config.agent, state.learner.replay, num_devices, *device)
+    spread //= num_hosts
     if limit is None and host is not None:
         _require_room(config, replay, saved, everywhere * len(devices) + spread, *host)
     elif device is not None:

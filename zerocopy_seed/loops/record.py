@@ -40,7 +40,7 @@ class RunRecord:
       config: the experiment.
       agent: whose state is saved.
       saves: of its checkpoints.
-      metrics: of its lines.
+      metrics: of its lines; None where another host writes them.
       env_steps: where it begins.
       resumed_at: the checkpoint that it goes on from, if any.
       save_replay: whether checkpoints hold the replay.
@@ -53,7 +53,7 @@ class RunRecord:
         config: Config,
         agent: Agent,
         saves: Checkpointer,
-        metrics: MetricsWriter,
+        metrics: MetricsWriter | None,
         *,
         env_steps: int,
         resumed_at: int | None,
@@ -112,6 +112,8 @@ class RunRecord:
         """Writes a line, and says it once if one of its numbers is not finite; the line, with its rate and
         what could not be written so far.
         """
+        if self._metrics is None:
+            return row
         if not self._saves.is_saving:
             self.wait()
         row["env_steps_per_s"] = (self.env_steps - self._line_env_steps) / (now - self._line_at)

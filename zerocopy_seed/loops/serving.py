@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from zerocopy_envs.errors import UserError
 from zerocopy_envs.types import EnvironmentSpec
+from zerocopy_seed import hosts
 from zerocopy_seed.config import BridgeConfig, Config
 from zerocopy_seed.files import replace_text
 from zerocopy_seed.loops.console import note, report
@@ -31,7 +32,6 @@ from zerocopy_seed.remote.slots import num_unrolls
 from zerocopy_seed.remote.tables import Tables, make_tables, make_trajectory
 from zerocopy_seed.types import ActingParams, Agent, LearnerState, Trajectory
 
-_RUN_FILE = "bridge.json"
 _NO_ACTORS_S = 10.0  # until the first warning; each later one waits twice as long
 _ENVS_PER_ACTOR = 8  # of actors from elsewhere that were told no number
 _REPORTED = {"actor_lost", "unusable_rows_of_actor"}  # events that are shown on stderr too
@@ -203,7 +203,7 @@ def serve_actors(
             Server(engine, run, (address, socket), in_thread=is_threaded, access=access)
         )
         saved = {"run_id": run_id, "address": server.addresses[0]}
-        replace_text(run_dir / _RUN_FILE, json.dumps(saved) + "\n")
+        replace_text(_run_file(run_dir), json.dumps(saved) + "\n")
         if access.is_open:
             warn(f"bridge.insecure: whoever reaches {server.addresses[0]} can join this run")
         where = f"zerocopy-seed actor {server.addresses[0]}"
@@ -219,11 +219,15 @@ def serve_actors(
     everyone.say_events()  # how they left
 
 
+def _run_file(run_dir: pathlib.Path) -> pathlib.Path:
+    return run_dir / ("bridge.json" if hosts.is_first() else f"bridge.{hosts.index()}.json")
+
+
 def _read_run_file(
     run_dir: pathlib.Path, bridge: BridgeConfig, warn: Callable[[str], None]
 ) -> tuple[str, str]:
     """The run's identity, and where to listen: a resumed run takes the port that it had been given."""
-    path = run_dir / _RUN_FILE
+    path = _run_file(run_dir)
     if not path.exists():
         return run_identity(run_dir), bridge.address
     try:

@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TypeVar
@@ -41,10 +42,16 @@ def ending_at_once(line: str) -> Iterator[None]:
 
 
 class StopRequest:
-    """A context in which the first SIGINT or SIGTERM sets `signal_name` instead of ending the process."""
+    """A context in which the first SIGINT or SIGTERM sets `signal_name` instead of ending the process.
 
-    def __init__(self) -> None:
+    Args:
+      same_within_s: a second one within so many seconds is the same one, by another way: a scheduler may
+        signal a process and its parent, which hands it on.
+    """
+
+    def __init__(self, same_within_s: float = 0.0) -> None:
         self.signal_name: str | None = None
+        self._same_within_s, self._heard_at = same_within_s, 0.0
         self._previous: dict[signal.Signals, object] = {}
 
     def __bool__(self) -> bool:
@@ -60,9 +67,12 @@ class StopRequest:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _handle(self, number: int, _: FrameType | None) -> None:
+        now = time.monotonic()
         if self.signal_name is not None:
+            if now - self._heard_at < self._same_within_s:
+                return
             os._exit(128 + number)
-        self.signal_name = signal.Signals(number).name
+        self.signal_name, self._heard_at = signal.Signals(number).name, now
         print(
             f"\n{self.signal_name}: saving, then stopping, after the compilation if one is under way; "
             "once more ends at once",

@@ -15,16 +15,17 @@ from jax.sharding import Mesh
 from zerocopy_envs.errors import UserError
 from zerocopy_envs.types import EnvironmentSpec
 from zerocopy_envs.wrappers import Vectorized
+from zerocopy_seed import hosts
 from zerocopy_seed.agents import make_agent
 from zerocopy_seed.config import Config
 from zerocopy_seed.config_sources import is_mixed, num_on_device
 from zerocopy_seed.experience import RecordReader
 from zerocopy_seed.loops.arenas import share_arenas
 from zerocopy_seed.loops.bridge import bridge_program, init_learner
-from zerocopy_seed.loops.console import complain, say
+from zerocopy_seed.loops.console import complain, say_of_host
 from zerocopy_seed.loops.devices import make_mesh, place_bridge
 from zerocopy_seed.loops.environments import HostEnvironments, find_environment
-from zerocopy_seed.loops.layout import DATA_AXIS, STATE_SPECS, dispatch_shardings, lay_out, shard_dispatch
+from zerocopy_seed.loops.layout import DATA_AXIS, dispatch_shardings, shard_dispatch
 from zerocopy_seed.loops.mixed import check_actors_environment, mixed_program
 from zerocopy_seed.loops.on_device import (
     Program,
@@ -77,8 +78,8 @@ class Source(Protocol):
 
     def program(
         self, state: TrainState, run_dir: pathlib.Path, stop: StopRequest, recording: Recording | None
-    ) -> contextlib.AbstractContextManager[tuple[Program, TrainState]]:
-        """What trains, from its beginning to its end, and the state laid out as it wants it."""
+    ) -> contextlib.AbstractContextManager[Program]:
+        """What trains from `state`, laid out over the mesh, from its beginning to its end."""
         ...
 
 
@@ -120,7 +121,7 @@ class _Device:
     @contextlib.contextmanager
     def program(
         self, state: TrainState, run_dir: pathlib.Path, stop: StopRequest, recording: Recording | None
-    ) -> Iterator[tuple[Program, TrainState]]:
+    ) -> Iterator[Program]:
         yield _compile(self._config, self._vectorized, self.agent, state, self.mesh, recording)
 
 
@@ -136,15 +137,13 @@ class _Actors:
         return init_learner(self.agent, self._config.seed)
 
     def besides(self, types: TrainState) -> Any:
-        num_slots = self._config.env.num_envs
+        num_slots = self._config.env.num_envs  # of all hosts: each has its part
         return table_types(self._config, self.agent, self.spec, types.learner, num_slots=num_slots)
 
     @contextlib.contextmanager
     def program(
         self, state: TrainState, run_dir: pathlib.Path, stop: StopRequest, recording: Recording | None
-    ) -> Iterator[tuple[Program, TrainState]]:
-        placement = self._placement
-        state = state._replace(learner=placement.learner(state.learner))
+    ) -> Iterator[Program]:
         with bridge_program(
             self._config,
             self.agent,
@@ -153,11 +152,11 @@ class _Actors:
             run_dir,
             stop,
             recording,
-            placement,
-            say=say,
+            self._placement,
+            say=say_of_host,
             warn=complain,
         ) as program:
-            yield program, state
+            yield program
 
 
 class _Mixed:
@@ -199,11 +198,11 @@ class _Mixed:
     @contextlib.contextmanager
     def program(
         self, state: TrainState, run_dir: pathlib.Path, stop: StopRequest, recording: Recording | None
-    ) -> Iterator[tuple[Program, TrainState]]:
+    ) -> Iterator[Program]:
         with mixed_program(
-            self._config, self.agent, self._vectorized, state, run_dir, stop, say=say, warn=complain
+            self._config, self.agent, self._vectorized, state, run_dir, stop, say=say_of_host, warn=complain
         ) as program:
-            yield program, state
+            yield program
 
 
 class _Record:
@@ -226,9 +225,9 @@ class _Record:
     @contextlib.contextmanager
     def program(
         self, state: TrainState, run_dir: pathlib.Path, stop: StopRequest, recording: Recording | None
-    ) -> Iterator[tuple[Program, TrainState]]:
+    ) -> Iterator[Program]:
         with recorded_program(self._config, self.agent, self._reader, state) as program:
-            yield program, state
+            yield program
 
 
 def _compile(
@@ -238,8 +237,8 @@ def _compile(
     state: TrainState,
     mesh: Mesh | None,
     recording: Recording | None,
-) -> tuple[Program, TrainState]:
-    """What trains on the device, and the state laid out as it wants it."""
+) -> Program:
+    """What trains on the device."""
     unroll_length = config.agent.unroll_length
     names = metric_names(make_update(agent, environment, unroll_length), state)
     acting_agent, axis_name = agent, None
@@ -252,7 +251,6 @@ def _compile(
             num_slots=config.env.num_envs,
             axis_name=axis_name,
         )
-        state = lay_out(STATE_SPECS, state, mesh)
     if recording is None:
         update = make_update(acting_agent, environment, unroll_length, axis_name=axis_name)
         dispatch: Any = make_dispatch(update, names)
@@ -266,7 +264,7 @@ def _compile(
     jitted = jax.jit(dispatch, donate_argnums=(0, 1), out_shardings=outputs)
     lowered = jitted.lower(state, make_window(len(names)), jnp.int32(1))
     compiled = hearing_signals(lowered.compile)
-    return Program(agent, recording.recorded(compiled) if recording else compiled, names), state
+    return Program(agent, recording.recorded(compiled) if recording else compiled, names)
 
 
 def _require_no_inference_device(config: Config) -> None:
@@ -284,6 +282,13 @@ def _prepare_to_serve() -> None:
 
 
 def _check_bridge(config: Config, environment: Vectorized | HostEnvironments) -> None:
+    num_local, room = config.bridge.local_actors, config.env.num_envs // hosts.count()
+    if (wanted := num_local * max(1, config.bridge.envs_per_actor)) > room:  # of one host: checked before
+        raise UserError(
+            "bridge.local_actors",
+            expected=f"at most {room} environments on each of {hosts.count()} hosts",
+            found=f"{wanted} of {num_local} actors",
+        )
     address = parse_address(config.bridge.address, to_listen=True)
     read_access(config.bridge, address)
     require_free(address)

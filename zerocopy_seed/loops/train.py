@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import io
 import math
 import pathlib
 import sys
@@ -13,6 +15,7 @@ import jax
 import numpy as np
 
 from zerocopy_envs.errors import UserError
+from zerocopy_seed import hosts
 from zerocopy_seed.checkpoint import Checkpointer
 from zerocopy_seed.config import Config
 from zerocopy_seed.config_sweep import has_members
@@ -20,10 +23,10 @@ from zerocopy_seed.loops.compile_cache import use_compile_cache
 from zerocopy_seed.loops.compiling import compile_once
 from zerocopy_seed.loops.console import complain, draw, keep_journal, say
 from zerocopy_seed.loops.evaluation import Evaluation, evaluate_while_training
-from zerocopy_seed.loops.layout import spread_types
+from zerocopy_seed.loops.layout import STATE_SPECS, lay_out
 from zerocopy_seed.loops.memory import check_memory
 from zerocopy_seed.loops.on_device import Program, TrainState, make_window
-from zerocopy_seed.loops.origin import load_origin
+from zerocopy_seed.loops.origin import Origin, load_origin
 from zerocopy_seed.loops.profiling import with_profile
 from zerocopy_seed.loops.record import DISPATCH_S, RunRecord, metrics_row
 from zerocopy_seed.loops.recording import check_recording, make_description, open_recording
@@ -31,8 +34,10 @@ from zerocopy_seed.loops.run_checkpoint import CHECKPOINTS, empty_replay, restor
 from zerocopy_seed.loops.run_dir import check_run_dir, make_run_dir, run_identity, write_config
 from zerocopy_seed.loops.run_events import note_ended, note_resumed, note_signal, note_training
 from zerocopy_seed.loops.run_lock import lock_run_dir
+from zerocopy_seed.loops.serving import act_synchronously
+from zerocopy_seed.loops.several_hosts import refuse_on_hosts, require_same_run, require_shared
 from zerocopy_seed.loops.signals import StopRequest
-from zerocopy_seed.loops.sources import choose_source
+from zerocopy_seed.loops.sources import Source, choose_source
 from zerocopy_seed.loops.train_members import train_members
 from zerocopy_seed.metrics import MetricsWriter
 from zerocopy_seed.metrics_page import check_metrics, serve_metrics
@@ -80,47 +85,42 @@ def _train(
     profile: bool,
     stop: StopRequest,
 ) -> int:
+    if hosts.count() > 1:
+        act_synchronously()  # before they speak, which is a use of JAX
+    require_same_run(config, run_dir=run_dir, resume=resume, init_from=init_from)
+    hosts.require_all(lambda: refuse_on_hosts(config, profile=profile))
     if has_members(config):
         if profile:
             raise UserError("--profile", expected="one run", found="many seeds or settings at once")
         if init_from is not None:
             raise UserError("--init-from", expected="one run", found="many seeds or settings at once")
         return train_members(config, run_dir, resume, stop)
-    source = choose_source(config)
+    source = hosts.require_all(lambda: choose_source(config))
     agent, mesh = source.agent, source.mesh
     description = make_description(config, agent, source.spec) if config.record.dir else None
     if description is not None:
         check_recording(config.record, description)
-    check_run_dir(config, run_dir, resume)
+    hosts.require_all(lambda: check_run_dir(config, run_dir, resume))
     check_metrics(config.metrics)
     use_compile_cache()
 
-    def init_without_replay() -> TrainState:
-        return _with_replay(source.init(), ())
-
     # traced before anything is written: what does not fit is refused here
     state_types = jax.eval_shape(source.init)
-    in_memory = state_types._replace(actor=(state_types.actor, source.besides(state_types)))
-    devices = jax.devices()[: config.devices.num_learning]
-    # whether a replay is saved is asked only of one that fits
-    check_memory(config, in_memory, devices, save_replay=config.checkpoint.replay is True)
-    save_replay = saves_replay(config.checkpoint, state_types)
-    check_memory(config, in_memory, devices, save_replay=save_replay)
+    save_replay = hosts.require_all(lambda: _check_memory(config, source, state_types))
     if mesh is not None:  # one device need not hold all of it, not even at first
-        replay_types = spread_types(state_types.learner.replay, mesh)
-        state_types = _with_replay(state_types, replay_types)
-    origin = None if init_from is None else load_origin(init_from, agent, state_types.learner)
-    if stop:
+        state_types = lay_out(STATE_SPECS, state_types, mesh)
+    origin = None
+    if init_from is not None:
+        origin = hosts.require_all(lambda: load_origin(init_from, agent, state_types.learner))
+    if hosts.any_of(bool(stop)):
         say("stopped before it began; nothing was written")
         return 0
-    make_run_dir(run_dir)
-    with (
-        lock_run_dir(run_dir),
-        contextlib.ExitStack() as whole_run,
-    ):
+    with contextlib.ExitStack() as whole_run:
+        hosts.require_all(lambda: _occupy(run_dir, whole_run))
+        hosts.require_all(lambda: require_shared(run_dir))
         saves = Checkpointer(run_dir / CHECKPOINTS, config.checkpoint.max_to_keep, warn=complain)
         resumed_at, notes = None, []
-        if resume and saves.steps():
+        if resume and hosts.any_of(bool(saves.steps())):
             resumed_at, state = restore_train_state(saves, state_types, warn=notes.append)
             if resumed_at >= config.total_env_steps:
                 total = f"total_env_steps = {config.total_env_steps:,}"
@@ -133,37 +133,40 @@ def _train(
         recording = None
         if description is not None:  # others may hold the record: found before anything is written
             recording = whole_run.enter_context(open_recording(config.record, description))
-        write_config(config, run_dir)
-        run_id = run_identity(run_dir)
-        whole_run.enter_context(keep_journal(run_dir, run_id))
+        if hosts.is_first():
+            write_config(config, run_dir)
+            whole_run.enter_context(keep_journal(run_dir, run_identity(run_dir)))
+        hosts.require_all(lambda: None)  # from here on the run has its identity
         whole_run.enter_context(saves)  # a save that fails as all ends is still noted
-        page = whole_run.enter_context(serve_metrics(config.metrics, run_id))
+        page = None
+        if hosts.is_first():
+            page = whole_run.enter_context(serve_metrics(config.metrics, run_identity(run_dir)))
         if resumed_at is not None:
             note_resumed(resumed_at, notes)
         say("compiling ...")
         began = time.perf_counter()
         if resumed_at is None:
-            state = _with_replay(
-                compile_once(init_without_replay)(), empty_replay(state_types.learner.replay)
-            )
-            if origin is not None and agent.begin_from is not None:
+            state = _init(source, state_types, origin)
+            if origin is not None:
                 say(f"parameters of {init_from} at {origin.env_steps:,} env_steps")
-                state = state._replace(learner=agent.begin_from(state.learner, origin.params))
         with contextlib.ExitStack() as stack:
-            program, state = stack.enter_context(source.program(state, run_dir, stop, recording))
+            program = stack.enter_context(source.program(state, run_dir, stop, recording))
             if profile:
                 program = with_profile(program, run_dir)
             compile_s = time.perf_counter() - began
-            metrics = stack.enter_context(
-                MetricsWriter(
-                    run_dir,
-                    tensorboard=config.metrics.tensorboard,
-                    resume_env_steps=resumed_at,
-                    warn=complain,
+            metrics, terminal = None, io.StringIO()
+            if hosts.is_first():
+                terminal = sys.stdout
+                metrics = stack.enter_context(
+                    MetricsWriter(
+                        run_dir,
+                        tensorboard=config.metrics.tensorboard,
+                        resume_env_steps=resumed_at,
+                        warn=complain,
+                    )
                 )
-            )
             progress = stack.enter_context(
-                Progress(config.total_env_steps, sys.stdout, as_int(state.learner.env_steps))
+                Progress(config.total_env_steps, terminal, as_int(state.learner.env_steps))
             )
             progress.compiled(compile_s)
             record = RunRecord(
@@ -201,8 +204,44 @@ def _train(
         complain(f"{run_dir}: the last checkpoint could not be saved")
         return 1
     say(f"saved {run_dir} at {record.env_steps:,} env_steps")
-    draw(plot_learning_curve, run_dir, run_dir / "learning_curve.png")
+    if hosts.is_first():
+        draw(plot_learning_curve, run_dir, run_dir / "learning_curve.png")
     return 1 if failure else 0
+
+
+def _occupy(run_dir: pathlib.Path, whole_run: contextlib.ExitStack) -> None:
+    if hosts.is_first():
+        make_run_dir(run_dir)
+        whole_run.enter_context(lock_run_dir(run_dir))
+
+
+def _check_memory(config: Config, source: Source, types: TrainState) -> bool:
+    """Whether checkpoints hold the replay of a run that fits."""
+    in_memory = types._replace(actor=(types.actor, source.besides(types)))
+    devices = jax.local_devices()[: config.devices.num_learning // hosts.count()]
+    check = functools.partial(check_memory, config, in_memory, devices, num_hosts=hosts.count())
+    # whether a replay is saved is asked only of one that fits
+    check(save_replay=config.checkpoint.replay is True)
+    save_replay = saves_replay(config.checkpoint, types)
+    check(save_replay=save_replay)
+    return save_replay
+
+
+def _init(source: Source, types: TrainState, origin: Origin | None) -> TrainState:
+    """The state of a run that begins, each part of it made where it will lie."""
+
+    def init_without_replay(params: Any) -> TrainState:
+        state = _with_replay(source.init(), ())
+        if origin is None or source.agent.begin_from is None:
+            return state
+        return state._replace(learner=source.agent.begin_from(state.learner, params))
+
+    params = None if origin is None else jax.tree.map(np.asarray, origin.params)
+    where = None
+    if source.mesh is not None:
+        where = jax.tree.map(lambda leaf: leaf.sharding, _with_replay(types, ()))
+    init = compile_once(init_without_replay, params, out_shardings=where)
+    return _with_replay(init(params), empty_replay(types.learner.replay))
 
 
 def _loop(
@@ -215,21 +254,23 @@ def _loop(
 ) -> TrainState:
     window = make_window(len(program.metric_names))
     seconds_per_update = DISPATCH_S
-    last = record.is_finished or bool(stop or program.failure())
+    last = record.is_finished or hosts.any_of(bool(stop or program.failure()))
     while not last:
         milestone = math.inf if evaluation is None else evaluation.due_at
         num_updates = min(record.updates_ahead(milestone), max(1, int(DISPATCH_S / seconds_per_update)))
+        [num_updates] = hosts.of_first(num_updates)
         began = time.monotonic()
         state, window = program.dispatch(state, window, np.int32(num_updates))
         record.env_steps = as_int(state.learner.env_steps)
         now = time.monotonic()
         seconds_per_update = (now - began) / num_updates
 
-        last = record.is_finished or bool(stop or program.failure())
+        last = record.is_finished or hosts.any_of(bool(stop or program.failure()))
         evaluated = evaluation.look(state.learner, record.env_steps) if evaluation is not None else {}
         save_is_due = not last and record.save_is_due(now)
         line_is_due = (last or save_is_due) and record.has_news or record.line_is_due
         line_is_due = line_is_due or (record.is_stuck(now) and int(window.num_updates) > 0)
+        save_is_due, line_is_due = map(bool, hosts.of_first(save_is_due, line_is_due))
         if line_is_due or evaluated:
             counters = state.learner.env_steps, state.learner.num_updates
             row = metrics_row(*counters, jax.device_get(window), program.metric_names)

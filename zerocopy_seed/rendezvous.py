@@ -1,0 +1,124 @@
+"""Where the processes of one run on several hosts meet, and who explains the end of one. Imports no JAX."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from types import FrameType
+
+from zerocopy_envs.errors import UserError
+from zerocopy_seed.remote.addresses import parse_address
+
+_FORMS = "auto or ADDRESS:PORT,NUM_HOSTS,INDEX"
+_FIRST_PORT, _NUM_PORTS = 61440, 4096  # of which a Slurm job takes one, by its number
+
+
+@dataclasses.dataclass(frozen=True)
+class Hosts:
+    """The processes that train one run together, usually one on each host.
+
+    Attributes:
+      address: HOST:PORT where the first one waits for the others.
+      count: how many there are.
+      index: which one this is, from 0.
+    """
+
+    address: str
+    count: int
+    index: int
+
+
+def parse_hosts(text: str, environment: Mapping[str, str] = os.environ) -> Hosts:
+    """Reads `ADDRESS:PORT,NUM_HOSTS,INDEX`, or of `auto` what the environment says.
+
+    That is JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, or what `srun` sets.
+
+    Raises:
+      UserError: naming what is missing or wrong.
+    """
+    parts = _from_environment(environment) if text == "auto" else text.split(",")
+    if len(parts) != 3:
+        raise UserError("--hosts", expected=_FORMS, found=repr(text))
+    address, *numbers = parts
+    for name, number in zip(("NUM_HOSTS", "INDEX"), numbers, strict=True):
+        if not (number.isascii() and number.isdigit()):
+            raise UserError(f"--hosts, {name}", expected="a number", found=repr(number))
+    count, index = map(int, numbers)
+    if not index < count:
+        raise UserError("--hosts, INDEX", expected=f"less than NUM_HOSTS, {count}", found=str(index))
+    where = parse_address(address)
+    if where.path:
+        raise UserError("--hosts", expected="HOST:PORT", found=address)
+    return Hosts(where.text, count, index)
+
+
+def _from_environment(environment: Mapping[str, str]) -> list[str]:
+    ours = ["JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"]
+    slurm = ["SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"]
+    if ours[0] not in environment and all(name in environment for name in slurm):
+        job, nodes, count, index = (environment[name] for name in slurm)
+        # node7 | node7,node9 | node[07-15,20],other3
+        first = "".join(re.match(r"([^,\[]*)\[?([^,\-\]]*)", nodes).groups())  # type: ignore[union-attr]
+        return [f"{first}:{_FIRST_PORT + int(job) % _NUM_PORTS}", count, index]
+    if missing := [name for name in ours if name not in environment]:
+        raise UserError(
+            "--hosts auto",
+            expected=f"{', '.join(ours)}, or a step of Slurm",
+            found=f"no {' and no '.join(missing)} in the environment",
+        )
+    return [environment[name] for name in ours]
+
+
+def fork_and_wait(hosts: Hosts) -> int | None:
+    """None in a child process, which is to go on; in this one, once that has ended, its exit code.
+
+    Where a host is lost JAX aborts the process, and only another one can say then what it means. To be called
+    before there are threads. SIGINT and SIGTERM are handed on; the child does not outlive this process.
+    """
+    here, elsewhere = os.pipe()
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        os.close(elsewhere)
+        os.setpgid(0, 0)  # Ctrl-C is handed on, and must not be heard twice
+        threading.Thread(target=_end_with_parent, args=(here,), daemon=True).start()
+        return None
+    os.close(here)
+
+    def hand_on(number: int, _: FrameType | None) -> None:
+        os.kill(child, number)
+
+    previous = {number: signal.signal(number, hand_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    finally:
+        os.close(elsewhere)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    if code == -signal.SIGABRT:
+        print(what_was_lost(hosts), file=sys.stderr, flush=True)
+        return 1
+    if code < 0:
+        name = signal.Signals(-code).name
+        print(f"host {hosts.index} of {hosts.count}: ended by {name}", file=sys.stderr, flush=True)
+        return 128 - code
+    return code
+
+
+def what_was_lost(hosts: Hosts) -> str:
+    """What to say where a host no longer answers."""
+    return (
+        f"host {hosts.index} of {hosts.count}: another host was lost, or never came to {hosts.address}, "
+        "and the run ends on all; start it again on all with --resume, "
+        "which goes on from the newest checkpoint"
+    )
+
+
+def _end_with_parent(pipe: int) -> None:
+    os.read(pipe, 1)  # nothing is written: it returns when the parent is gone
+    os._exit(1)

@@ -32,6 +32,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 GPUS = (1, 2, 4, 8, 16, 64, 256, 1024)
 ACTORS = (100, 300, 1000, 3000, 10_000)
 ACTORS_AT = ((1, 1), (1, 8), (8, 8), (128, 1), (128, 8))  # hosts, event loops of each
+HOT_MESSAGE_S = (
+    75e-6  # of an event loop for a message of four pictures with hot caches: README.md, `bench bridge`
+)
+FAILURES = {"save_s": 1.0, "restart_s": 180.0}
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -81,8 +85,8 @@ def bridge_table(w: Workload, m: Machine, envs: int = 32) -> str:
             name, rate = limit(rates)
             row += [rates["event loops"], rates["GPUs"], name, math.ceil(rate * m.actor_step_s)]
         rows.append([*row, rates["network"]])
-    one = ["event loops", "GPUs", "limit", "actors"]
-    return table(["GPUs", "hosts", *one, *(f"{head}, a loop a GPU" for head in one), "network"], rows)
+    one = ["loops carry", "GPUs carry", "limit", "actors"]
+    return table(["GPUs", "hosts", *one, *(f"{head} (8 a host)" for head in one), "network carries"], rows)
 
 
 def actors_table(w: Workload, m: Machine, envs: int = 32) -> str:
@@ -117,18 +121,13 @@ def counts_table(workloads: dict[str, Workload]) -> str:
 
 def measured_table(m: Machine) -> str:
     """What was measured, and the line that the model takes from it."""
-    bridge, actor = m.measured["bridge"], m.measured["actor"]
     rows: list[list[Any]] = [
-        [
-            f"a message of {row['rows']} pictures: event loop, whole process",
-            1e6 * row["loop_s"],
-            1e6 * row["process_s"],
-        ]
-        for row in bridge
+        [f"a message, rows: {row['rows']}", 1e6 * row["loop_s"], 1e6 * row["process_s"]]
+        for row in m.measured["bridge"]
     ]
     rows += [
-        ["the line: a message, a picture in it", f"{1e6 * m.message_s:.0f} + {1e6 * m.row_s:.2g}", ""],
-        ["an env_step of Pong in an actor", "", 1e6 * actor["actor_cpu_s"]],
+        ["the line: a + b rows", f"{1e6 * m.message_s:.0f} + {1e6 * m.row_s:.1f} rows", ""],
+        ["an env_step of Pong in an actor", "", 1e6 * m.measured["actor"]["actor_cpu_s"]],
     ]
     return table(["CPU time, us", "event loop", "whole process"], rows)
 
@@ -157,10 +156,13 @@ def sensitivity_table(workloads: dict[str, Workload], m: Machine) -> str:
 
 
 def limits_table(workloads: dict[str, Workload], m: Machine) -> str:
-    """The sizes at which things break."""
+    """The sizes at which things break: with event loops as measured, and with hot caches."""
     ant, impala, r2d2 = workloads["ant"], workloads["impala"], workloads["r2d2"]
-    loop = bridge_rates(impala, m, gpus=8, actors=math.inf, envs=32)["event loops"]
-    one = bridge_rates(impala, m, gpus=8, actors=math.inf, envs=2)["event loops"]
+    faster = HOT_MESSAGE_S / (m.message_s + 4 * m.row_s)
+    hot = dataclasses.replace(m, message_s=faster * m.message_s, row_s=faster * m.row_s)
+
+    def loop_rate(machine: Machine, envs: int) -> float:
+        return bridge_rates(impala, machine, gpus=1, actors=math.inf, envs=envs)["event loops"]
 
     def exchange_share(gpus: int) -> float:
         spent = update(ant, m, gpus, ant.num_envs, on_device=True)
@@ -168,22 +170,23 @@ def limits_table(workloads: dict[str, Workload], m: Machine) -> str:
 
     sizes = [2**power for power in range(21)]
     fifth = next(gpus for gpus in sizes if exchange_share(gpus) > 0.2)
-    hundredth = next(
-        gpus for gpus in sizes if lost_share(m, gpus, every_s=300.0, save_s=1.0, restart_s=180.0) > 0.01
-    )
+    hundredth = next(gpus for gpus in sizes if lost_share(m, gpus, **FAILURES, every_s=300.0) > 0.01)
     fit = sequences_that_fit(r2d2, m, 100_000, 6e9)
-    return table(
-        ["what", "size"],
-        [
-            ["actors of 32 environments that one event loop carries", int(loop * m.actor_step_s)],
-            ["actors of 1 environment that one event loop carries", int(one * m.actor_step_s)],
-            ["event loops that 10,000 actors of 32 want", math.ceil(10_000 / (loop * m.actor_step_s))],
-            ["sequences of `r2d2_atari` that fit in a GPU of 80 GB", fit],
-            ["seconds to write that replay, a GPU's share", fit * r2d2.replay_bytes / 100_000 / m.disk_rate],
-            ["GPUs from which exchange is more than a fifth of ant's update", fifth],
-            ["GPUs from which failures cost more than 1%, checkpoints every 300 s", hundredth],
-        ],
-    )
+    rows: list[list[Any]] = []
+    for envs in (1, 32, 256):
+        rates = [loop_rate(machine, envs) for machine in (m, hot)]
+        carried = [f"{show(rate)}, of {rate * m.actor_step_s:.0f}" for rate in rates]
+        rows.append([f"env_steps/s that one event loop carries, of actors of {envs}", *carried])
+    wanted = [math.ceil(10_000 / (loop_rate(machine, 32) * m.actor_step_s)) for machine in (m, hot)]
+    num_bytes = fit * r2d2.replay_bytes / 100_000
+    rows += [
+        ["event loops that 10,000 actors of 32 want", *wanted],
+        ["sequences of `r2d2_atari` that fit in a GPU of 80 GB", fit, ""],
+        ["seconds to write that replay, a GPU's share, at 1 GB/s", num_bytes / m.disk_rate, ""],
+        ["GPUs from which exchange is more than a fifth of ant's update", fifth, ""],
+        ["GPUs from which failures cost more than 1%, checkpoints every 300 s", hundredth, ""],
+    ]
+    return table(["what", "as measured", "hot caches"], rows)
 
 
 def blocks(workloads: dict[str, Workload], m: Machine) -> dict[str, str]:
@@ -202,7 +205,7 @@ def blocks(workloads: dict[str, Workload], m: Machine) -> dict[str, str]:
     failures = []
     for gpus in GPUS[3:]:
         mean_h = m.gpu_hours_per_failure / gpus
-        lost = [lost_share(m, gpus, every_s=s, save_s=1.0, restart_s=180.0) for s in (60, 300, 1800)]
+        lost = [lost_share(m, gpus, **FAILURES, every_s=s) for s in (60, 300, 1800)]
         failures.append([gpus, mean_h, *(f"{100 * share:.2g}%" for share in lost)])
     lock_step = [
         [actors, *(lock_step_slowdown(actors, length, 1.0) for length in (20, 100))]
@@ -267,7 +270,7 @@ def draw(workloads: dict[str, Workload], m: Machine, path: pathlib.Path) -> None
 
 def main() -> None:
     """Prints all tables."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", type=pathlib.Path, default=ROOT / "docs" / "results" / "scaling.json")
     parser.add_argument(
         "--write", action="store_true", help="into docs/scaling.md, and docs/results/scaling.png"

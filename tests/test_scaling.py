@@ -163,7 +163,7 @@ def test_a_convolution_is_counted():
         return lax.conv_general_dilated(x, kernel, (2, 2), "VALID", dimension_numbers=layout)
 
     found = scaling_inputs.num_operations(jax.make_jaxpr(run)(pictures, kernel).jaxpr)
-    assert found == {"products": 2 * (6 * 4 * 4 * 5) * (3 * 3 * 3)}
+    assert found["products"] == 2 * (6 * 4 * 4 * 5) * (3 * 3 * 3)
 
 
 def test_a_share_of_a_run_is_counted():

@@ -240,7 +240,7 @@ def put_in(page: str, parts: dict[str, str]) -> str:
 
 
 def draw(workloads: dict[str, Workload], m: Machine, path: pathlib.Path) -> None:
-    """Rates over GPUs, on doubly logarithmic axes; thin lines are as many times one GPU's."""
+    """Rates over GPUs, on doubly logarithmic axes. Through the bridge the lower of loops' and GPUs' holds."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -253,16 +253,16 @@ def draw(workloads: dict[str, Workload], m: Machine, path: pathlib.Path) -> None
             on_device_rate(ant, m, n, 16 * ant.num_envs / n)[0] for n in sizes
         ],
     }
-    for name in ("impala", "r2d2"):
-        rates = [bridge_rates(workloads[name], m, gpus=n, actors=math.inf, envs=32) for n in sizes]
-        lines[f"{name} through the bridge"] = [limit(row)[1] for row in rates]
-        lines[f"{name}, if event loops had no limit"] = [row["GPUs"] for row in rates]
+    for loops in (1, m.gpus_per_host):
+        machine = dataclasses.replace(m, loops_per_host=loops)
+        for name in ("impala", "r2d2"):
+            rates = [bridge_rates(workloads[name], machine, gpus=n, actors=math.inf, envs=32) for n in sizes]
+            lines[f"event loops, {loops} a host"] = [row["event loops"] for row in rates]
+            lines[f"{name}, GPUs alone, {loops} acting a host"] = [row["GPUs"] for row in rates]
     figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
     for place, (name, rates) in enumerate(lines.items()):
-        axes.loglog(
-            sizes, rates, "--" if "no limit" in name else "-", marker=".", color=f"C{place}", label=name
-        )
-        axes.loglog(sizes, [rates[0] * n for n in sizes], color=f"C{place}", linewidth=0.4)
+        style = "--" if "alone" in name else ":" if "loops" in name else "-"
+        axes.loglog(sizes, rates, style, marker=".", color=f"C{place}", label=name)
     axes.set(xlabel="GPUs, eight a host", ylabel="env_steps/s, by the model")
     axes.legend(fontsize=8)
     figure.savefig(path, dpi=110)

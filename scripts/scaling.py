@@ -175,8 +175,8 @@ def limits_table(workloads: dict[str, Workload], m: Machine) -> str:
     rows: list[list[Any]] = []
     for envs in (1, 32, 256):
         rates = [loop_rate(machine, envs) for machine in (m, hot)]
-        carried = [f"{show(rate)}, of {rate * m.actor_step_s:.0f}" for rate in rates]
-        rows.append([f"env_steps/s that one event loop carries, of actors of {envs}", *carried])
+        carried = [f"{show(rate)} of {rate * m.actor_step_s:.0f} actors" for rate in rates]
+        rows.append([f"env_steps/s that one event loop carries, environments an actor: {envs}", *carried])
     wanted = [math.ceil(10_000 / (loop_rate(machine, 32) * m.actor_step_s)) for machine in (m, hot)]
     num_bytes = fit * r2d2.replay_bytes / 100_000
     rows += [

@@ -46,10 +46,10 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 def show(value: Any) -> str:
     """A cell: text and whole numbers as they are, others with three figures."""
-    if isinstance(value, int):
-        return f"{value:,}"
     if isinstance(value, str):
         return value
+    if isinstance(value, int) or (value < 1e5 and value == int(value)):
+        return f"{int(value):,}"
     if value >= 100:
         return f"{round(value, 2 - int(math.log10(value))):,.0f}"
     return f"{value:.3g}"

@@ -68,7 +68,7 @@ def on_device_table(w: Workload, m: Machine, envs_per_gpu: Callable[[int], float
         "environments each",
         "env_steps/s",
         "of one GPU's rate",
-        "environment, acting",
+        "playing",
         "learning",
     ]
     return table([*heads, "launches", "exchange", "most"], rows)

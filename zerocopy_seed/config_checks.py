@@ -173,13 +173,13 @@ def _validate_sources(config: Config) -> None:
             expected=f"a share of env.num_envs = {num_envs} that is a whole number of environments",
             found=f"{sources.device:g}, {on_device:g} environments",
         )
+    for name in ("learner", "model"):
+        if (found := getattr(config.devices, name)) > 1:
+            raise UserError(f"devices.{name}", expected="1 where sources divides a batch", found=str(found))
     if config.agent.num_shards > 1:
         raise UserError(
             "agent.num_shards", expected="1 where sources divides a batch", found=str(config.agent.num_shards)
         )
-    for name in ("learner", "model"):
-        if (found := getattr(config.devices, name)) > 1:
-            raise UserError(f"devices.{name}", expected="1 where sources divides a batch", found=str(found))
 
 
 def _validate_bridge(config: Config) -> None:

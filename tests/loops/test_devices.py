@@ -19,6 +19,7 @@ from zerocopy_seed.loops.devices import make_mesh
 from zerocopy_seed.loops.environments import make_environment
 from zerocopy_seed.loops.layout import LEARNER_SPECS, lay_out
 from zerocopy_seed.loops.train import train
+from zerocopy_seed.metrics import read_metrics
 
 pytestmark = pytest.mark.usefixtures("actors_find_the_package")
 
@@ -67,6 +68,11 @@ def test_two_devices_that_learn_and_one_that_acts_are_as_one(tmp_path):
     one = on(DevicesConfig(), LOCK_STEP, tmp_path / "one")
     three = on(DevicesConfig(learner=2, inference=1), LOCK_STEP, tmp_path / "three")
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), one, three)
+    for name in ("one", "three"):
+        rows = read_metrics(tmp_path / name)
+        # In lock step nobody acts behind, and so all wait for the learner again and again.
+        assert all(row["policy_lag"] == row["policy_lag_max"] == 0 for row in rows)
+        assert all(row["inference_wait_s"] > 0 for row in rows)
 
 
 @pytest.mark.slow
@@ -172,7 +178,7 @@ def test_more_devices_than_there_are_is_refused(tmp_path, devices, message):
             "devices.learner: expected a divisor of the 3 runs that are trained at once, found 2",
         ),
         (
-            "--devices.learner 2 --agent.num-shards 1 --env.place auto --sources.device 0.5 --sources.actors 0.5",
+            "--devices.learner 2 --env.place auto --sources.device 0.5 --sources.actors 0.5",
             "devices.learner: expected 1 where sources divides a batch, found 2",
         ),
         (

@@ -128,11 +128,12 @@ def test_a_run_goes_on_on_another_number_of_devices(played, tmp_path, case, befo
     assert_same_state(played(case, 1)[0], on(after, config, tmp_path / "run", resume=True))
 
 
+@pytest.mark.slow  # two programs to compile for each
 @pytest.mark.parametrize(
     ("agent", "before", "after"),
     [
         (VTraceConfig(unroll_length=5, num_shards=2, normalize_advantages=True), 1, 2),
-        pytest.param(dataclasses.replace(R2D2, num_shards=2), 2, 1, marks=pytest.mark.slow),
+        (dataclasses.replace(R2D2, num_shards=2), 2, 1),
     ],
     ids=["vtrace", "r2d2"],
 )

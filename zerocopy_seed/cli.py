@@ -31,6 +31,8 @@ BENCHES = {
     "core": "the LSTM, forward and backward, against its matrix products; its shape is fixed",
     "replay": "insert, sample and update of the replay, against flashbax's: ratio_to_flashbax; its shape "
     "is fixed",
+    "mesh": "updates of each CONFIG over a mesh of one device, against the same without a mesh: "
+    "ratio_to_unsharded",
     "members": "the runs of each CONFIG at once, 32 seeds unless it says so, against as many apart, from "
     "launch: ratio_to_separate; and while training: rate_ratio",
     "bridge": "messages of stand-in actors against bare gRPC, Pong against ALE alone: ratio_to_grpc, "

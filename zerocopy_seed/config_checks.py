@@ -35,9 +35,9 @@ def validate(config: Config) -> None:
         _validate_members(config)
         return
     num_envs, agent, num_devices = config.env.num_envs, config.agent, config.devices.learner
+    _validate_sources(config)
     _require_multiple("env.num_envs", num_envs, "devices.learner", num_devices)
     _require_multiple("agent.num_shards", agent.num_shards, "devices.learner", num_devices)
-    _validate_sources(config)
     _validate_bridge(config)
     if isinstance(agent, VTraceConfig):
         _validate_vtrace(agent, num_envs)
@@ -126,7 +126,7 @@ def _validate_members(config: Config) -> None:
 def _range_remedy(allowed: Range, value: float) -> str:
     if allowed.maximum == math.inf:
         return "inf switches it off"
-    if allowed.maximum == 1.0 and 2.0 <= value <= 100.0:
+    if isinstance(value, float) and allowed.maximum == 1.0 and 2.0 <= value <= 100.0:
         return f"{value:g} % is {value / 100:g}"
     return ""
 
@@ -173,13 +173,12 @@ def _validate_sources(config: Config) -> None:
             expected=f"a share of env.num_envs = {num_envs} that is a whole number of environments",
             found=f"{sources.device:g}, {on_device:g} environments",
         )
+    for name in ("learner", "model"):
+        if (found := getattr(config.devices, name)) > 1:
+            raise UserError(f"devices.{name}", expected="1 where sources divides a batch", found=str(found))
     if config.agent.num_shards > 1:
         raise UserError(
             "agent.num_shards", expected="1 where sources divides a batch", found=str(config.agent.num_shards)
-        )
-    if config.devices.model > 1:
-        raise UserError(
-            "devices.model", expected="1 where sources divides a batch", found=str(config.devices.model)
         )
 
 

@@ -1,6 +1,7 @@
 """Actors' unrolls learned from on several devices are what one device learns from."""
 
 import dataclasses
+import shutil
 
 import jax
 import numpy as np
@@ -8,13 +9,17 @@ import pytest
 from small_runs import LSTM, MLP, R2D2
 
 from zerocopy_envs.errors import UserError
+from zerocopy_seed import cli
 from zerocopy_seed.agents import make_agent
 from zerocopy_seed.checkpoint import Checkpointer
 from zerocopy_seed.config import BridgeConfig, Config, DevicesConfig, EnvConfig, MetricsConfig, VTraceConfig
+from zerocopy_seed.config_checks import validate
+from zerocopy_seed.config_file import dump_config
 from zerocopy_seed.loops.devices import make_mesh
 from zerocopy_seed.loops.environments import make_environment
 from zerocopy_seed.loops.layout import LEARNER_SPECS, lay_out
 from zerocopy_seed.loops.train import train
+from zerocopy_seed.metrics import read_metrics
 
 pytestmark = pytest.mark.usefixtures("actors_find_the_package")
 
@@ -28,6 +33,16 @@ LOCK_STEP = Config(
     network=MLP,
     metrics=MetricsConfig(every_env_steps=100, tensorboard=False),
     bridge=BridgeConfig(local_actors=1, max_policy_lag=0.0),
+)
+SIXTEEN = dataclasses.replace(
+    LOCK_STEP,
+    env=dataclasses.replace(LOCK_STEP.env, num_envs=16),
+    total_env_steps=1440,
+    network=LSTM,
+)
+EIGHT_SHARDS = dataclasses.replace(VTRACE, num_shards=8)
+REPLAYED = dataclasses.replace(
+    R2D2, num_shards=8, batch_size=8, replay_capacity=128, min_replay=16, updates_per_insert=2
 )
 
 
@@ -44,8 +59,8 @@ def learned(config, run_dir):
     return jax.tree.map(np.asarray, tree)
 
 
-def on(devices, config, run_dir):
-    assert train(dataclasses.replace(config, devices=devices), run_dir) == 0
+def on(devices, config, run_dir, **options):
+    assert train(dataclasses.replace(config, devices=devices), run_dir, **options) == 0
     return learned(config, run_dir)
 
 
@@ -53,6 +68,11 @@ def test_two_devices_that_learn_and_one_that_acts_are_as_one(tmp_path):
     one = on(DevicesConfig(), LOCK_STEP, tmp_path / "one")
     three = on(DevicesConfig(learner=2, inference=1), LOCK_STEP, tmp_path / "three")
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), one, three)
+    for name in ("one", "three"):
+        rows = read_metrics(tmp_path / name)
+        # In lock step nobody acts behind, and so all wait for the learner again and again.
+        assert all(row["policy_lag"] == row["policy_lag_max"] == 0 for row in rows)
+        assert all(row["inference_wait_s"] > 0 for row in rows)
 
 
 @pytest.mark.slow
@@ -86,22 +106,36 @@ def test_the_halves_of_a_large_layer_lie_on_two_devices():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "agent",
-    [VTRACE, dataclasses.replace(R2D2, num_shards=4, updates_per_insert=2)],
-    ids=["vtrace", "r2d2"],
-)
+@pytest.mark.parametrize("agent", [EIGHT_SHARDS, REPLAYED], ids=["vtrace", "r2d2"])
 def test_any_number_of_devices_is_as_one(tmp_path, agent):
-    config = dataclasses.replace(LOCK_STEP, agent=agent, network=LSTM)
+    config = dataclasses.replace(SIXTEEN, agent=agent)
     one = on(DevicesConfig(), config, tmp_path / "one")
     for devices in (
         DevicesConfig(2),
         DevicesConfig(4),
+        DevicesConfig(8),
         DevicesConfig(inference=1),
         DevicesConfig(4, inference=1),
     ):
         found = on(devices, config, tmp_path / f"{devices.learner}-{devices.inference}")
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), one, found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("agent", [EIGHT_SHARDS, REPLAYED], ids=["vtrace", "r2d2"])
+def test_a_run_of_actors_goes_on_on_another_number_of_devices(tmp_path, agent):
+    """Their environments begin anew, so it is compared with the one that goes on where it was."""
+    config = dataclasses.replace(SIXTEEN, agent=agent)
+    for before, after in ((1, 4), (4, 1)):
+        stopped = tmp_path / f"{before}-stopped"
+        half = dataclasses.replace(config, total_env_steps=config.total_env_steps // 2)
+        on(DevicesConfig(before), half, stopped)
+        ends = []
+        for number in (before, after):
+            run_dir = tmp_path / f"{before}-{number}"
+            shutil.copytree(stopped, run_dir)
+            ends.append(on(DevicesConfig(number), config, run_dir, resume=True))
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), *ends)
 
 
 @pytest.mark.parametrize(
@@ -125,3 +159,60 @@ def test_more_devices_than_there_are_is_refused(tmp_path, devices, message):
     with pytest.raises(UserError, match=message):
         train(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            "--devices.learner 4 --env.num-envs 6",
+            "env.num_envs: expected a multiple of devices.learner = 4, found 6",
+        ),
+        ("--devices.learner 8", "agent.num_shards: expected a multiple of devices.learner = 8, found 4"),
+        (
+            "--agent.num-minibatches 3",
+            "env.num_envs: expected a multiple of agent.num_shards * agent.num_minibatches = 12, found 8",
+        ),
+        (
+            "--devices.learner 2 --num-seeds 3",
+            "devices.learner: expected a divisor of the 3 runs that are trained at once, found 2",
+        ),
+        (
+            "--devices.learner 2 --env.place auto --sources.device 0.5 --sources.actors 0.5",
+            "devices.learner: expected 1 where sources divides a batch, found 2",
+        ),
+        (
+            "--devices.inference 1 --env.place auto",
+            "devices.inference: expected 0 where not all environments are in actors, found 1",
+        ),
+        ("--devices.inference 2", "devices.inference: expected at least 0 and at most 1, found 2\n"),
+    ],
+)
+def test_what_does_not_fit_devices_is_refused_before_anything_compiles(
+    tmp_path, monkeypatch, capsys, flags, message
+):
+    def must_not_run(*_, **__):
+        raise AssertionError("compiled")
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", must_not_run)
+    path = tmp_path / "config.toml"
+    path.write_text(dump_config(LOCK_STEP))
+    assert cli.main(["train", str(path), "--run-dir", str(tmp_path / "run"), *flags.split()]) == 2
+    assert capsys.readouterr().err.startswith(message)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_size": 6}, "agent.batch_size: expected a multiple of agent.num_shards = 4, found 6"),
+        ({"num_shards": 3}, "agent.num_shards: expected a multiple of devices.learner = 4, found 3"),
+    ],
+)
+def test_so_are_batches_of_a_replay(changes, message):
+    agent = dataclasses.replace(R2D2, num_shards=4)
+    config = dataclasses.replace(LOCK_STEP, agent=agent, devices=DevicesConfig(learner=4))
+    validate(config)
+    with pytest.raises(UserError) as caught:
+        validate(dataclasses.replace(config, agent=dataclasses.replace(agent, **changes)))
+    assert str(caught.value).startswith(message)

@@ -108,6 +108,22 @@ def test_a_replay_is_spread_over_devices_from_the_first(tmp_path):
     assert laid_out.learner.params.sharding.is_fully_replicated
 
 
+def over(num_devices, tree):
+    """A TrainState, or its types, laid out over so many devices."""
+    mesh = Mesh(np.array(jax.devices()[:num_devices]), (DATA_AXIS,))
+    return lay_out(STATE_SPECS, tree, mesh)
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 4), (4, 1), (2, 8)])
+def test_what_some_devices_saved_others_restore(tmp_path, before, after):
+    with Checkpointer(tmp_path) as saves:
+        saves.save(1, checkpoint_items(AGENT, over(before, STATE)))
+        _, restored = restore_train_state(saves, over(after, TYPES))
+    assert tree_sha256(restored) == tree_sha256(STATE)
+    for leaf in jax.tree.leaves(restored.learner.replay):
+        assert [shard.data.shape[0] for shard in leaf.addressable_shards] == [8 // after] * after
+
+
 @pytest.mark.parametrize(
     ("capacity", "replay", "free", "named"),
     [

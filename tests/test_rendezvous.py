@@ -87,7 +87,7 @@ def forked(body):
         (
             "os.abort()",
             1,
-            "host 2 of 4: another host was lost, or never came to a:1, and the run",
+            "host 2 of 4: another host was lost, or never came to a:1 (unless",
         ),
         ("os.kill(os.getpid(), signal.SIGKILL)", 137, "host 2 of 4: ended by SIGKILL"),
     ],
@@ -106,17 +106,15 @@ def test_signals_are_handed_on():
         "print('ready', flush=True)\ntime.sleep(60)"
     )
     with forked(body) as (process, _):
-        assert process.stdout.readline() == "ready\n"
+        assert process.stdout and process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGTERM)
         out, _ = process.communicate(timeout=30)
     assert (process.returncode, out) == (7, "heard\n")
 
 
 def test_the_child_does_not_outlive_its_parent():
-    with forked("time.sleep(60)") as (process, child):
+    with forked("time.sleep(60)") as (process, _):
         process.kill()
-        process.wait()
-        give_up = time.monotonic() + 20
-        while os.path.exists(f"/proc/{child}"):
-            assert time.monotonic() < give_up
-            time.sleep(0.02)
+        began = time.monotonic()
+        assert process.stdout and process.stdout.read() == ""  # the child's end of it is closed
+        assert time.monotonic() - began < 20

@@ -52,6 +52,9 @@ class Checkpointer:
       directory: where the steps lie; created by the first `save`.
       max_to_keep: newest steps kept after each save.
       warn: called with one line for each step that is skipped or dropped; Python warnings by default.
+
+    Attributes:
+      has_failed_part: whether this host could not write its part of a step: others then wait for it.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class Checkpointer:
         self._quiet: contextlib.ExitStack | None = None
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
+        self.has_failed_part = False
         self._broken: set[int] = set()
 
     def __enter__(self) -> Checkpointer:
@@ -302,7 +306,7 @@ class Checkpointer:
 
     def _finish(self, step: int, unfinished: Path, described: dict[str, dict[str, Any]]) -> None:
         try:
-            self._orbax.wait_until_finished()
+            self._wait_for_parts()
             if not hosts.is_first():
                 return
             manifest.write(unfinished, step, described)
@@ -317,6 +321,13 @@ class Checkpointer:
             self._abandon(unfinished)
             self._error = self._failure(step, error)
             self._error.__cause__ = error
+
+    def _wait_for_parts(self) -> None:
+        try:
+            self._orbax.wait_until_finished()
+        except Exception:
+            self.has_failed_part = True
+            raise
 
     def _prune(self, newest: int) -> None:
         finished = self.steps()

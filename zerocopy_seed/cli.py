@@ -64,13 +64,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader has gone (`| head`); what is left in the buffer must not complain at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except UserError as error:
-        return _complain(error)
-    except ImportError as error:
-        missing = missing_extra(error)
-        if missing is None:
+    except (UserError, ImportError) as error:
+        code = _answer(error)
+        if code is None:
             raise
-        return _complain(missing)
+        return code
 
 
 def _run(words: list[str]) -> int:
@@ -159,17 +157,16 @@ def _train(parser: _Parser, words: list[str]) -> int:
         started = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
         run_dir = pathlib.Path("runs") / f"{pathlib.Path(str(path)).stem}-{started}"
 
-    from zerocopy_seed.rendezvous import fork_and_wait, parse_hosts
+    from zerocopy_seed.rendezvous import SAME_SIGNAL_S, fork_and_wait, parse_hosts
 
-    hosts = options.hosts and parse_hosts(options.hosts)
-    if hosts and (code := fork_and_wait(hosts)) is not None:
+    hosts = None if options.hosts is None else parse_hosts(options.hosts)
+    if hosts is not None and (code := fork_and_wait(hosts)) is not None:
         return code
 
     from zerocopy_seed.loops.signals import StopRequest
 
     # Listening begins before the seconds that the imports take.
-    with StopRequest(same_within_s=2.0 if hosts else 0.0) as stop:
-        from zerocopy_seed.hosts import run_joined
+    with StopRequest(same_within_s=0.0 if hosts is None else SAME_SIGNAL_S) as stop:
         from zerocopy_seed.loops.train import train
 
         run = functools.partial(
@@ -181,7 +178,12 @@ def _train(parser: _Parser, words: list[str]) -> int:
             profile=options.profile,
             stop=stop,
         )
-        return run_joined(hosts, run, _complain) if hosts else run()
+        if hosts is None:
+            return run()
+
+        from zerocopy_seed.loops.joining import run_joined
+
+        return run_joined(hosts, run, stop, answer=_answer)
 
 
 def _actor_options(parser: _Parser, words: list[str]) -> argparse.Namespace:
@@ -540,6 +542,12 @@ def _print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for row in table:
         print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _answer(error: BaseException) -> int | None:
+    """Says a mistake of the user's in one line, and gives the exit code; None of another error."""
+    mistake = missing_extra(error) if isinstance(error, ImportError) else error
+    return _complain(mistake) if isinstance(mistake, UserError) else None
 
 
 def _complain(error: UserError) -> int:

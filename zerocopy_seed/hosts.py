@@ -1,16 +1,12 @@
 """What the processes of one run tell each other, on one host or several: `jax.process_count()` of them.
 
-Every function here is called by all of them, in the same order, from their main thread. A single process is
-told what it says.
+Every function here but `count`, `index` and `is_first` is called by all of them, in the same order, from
+their main thread. A single process is told what it says.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import re
-import sys
-import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -19,50 +15,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from zerocopy_envs.errors import UserError
-from zerocopy_seed.rendezvous import Hosts, what_was_lost
 
 T = TypeVar("T")
-
-# How collectives, and the service that hosts meet at, say that one is gone; other codes are XLA's own.
-_OF_OTHERS = re.compile("(UNKNOWN|UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|CANCELLED|INTERNAL): ")
-
-_HEARTBEAT_S = 30  # a host that is silent for so long is lost
-_JOIN_S = 600  # to start on all hosts, which may have an image to fetch
-
-
-def run_joined(hosts: Hosts, run: Callable[[], int], complain: Callable[[UserError], int]) -> int:
-    """`run()` as one of `hosts`; to be called before JAX is used.
-
-    Where it raises, this process ends at once: JAX would wait at its exit for the others, which wait for it.
-
-    Args:
-      hosts: where they meet, and which one this is.
-      run: gives the exit code.
-      complain: says what a user did wrong, and gives the exit code.
-    """
-    print(f"host {hosts.index} of {hosts.count}: meeting at {hosts.address}", flush=True)
-    jax.config.update("jax_enable_preemption_service", False)  # it would hear SIGTERM in our place
-    try:
-        jax.distributed.initialize(
-            hosts.address,
-            hosts.count,
-            hosts.index,
-            cluster_detection_method="deactivate",  # else Slurm's says one device for each process
-            initialization_timeout=_JOIN_S,
-            heartbeat_timeout_seconds=_HEARTBEAT_S,
-        )
-        return run()
-    except UserError as error:
-        code = complain(error)
-    except BaseException as error:
-        if _OF_OTHERS.match(str(error)):
-            print(f"{error}\n{what_was_lost(hosts)}", file=sys.stderr)
-        else:
-            traceback.print_exc()
-        code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 def count() -> int:

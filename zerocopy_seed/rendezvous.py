@@ -8,11 +8,16 @@ import re
 import signal
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from types import FrameType
 
 from zerocopy_envs.errors import UserError
 from zerocopy_seed.remote.addresses import parse_address
+
+SAME_SIGNAL_S = 2.0
+"""A second signal within so many seconds is the same one, by another way: schedulers may signal a process and
+its parent, which hands it on."""
 
 _FORMS = "auto or ADDRESS:PORT,NUM_HOSTS,INDEX"
 _FIRST_PORT, _NUM_PORTS = 61440, 4096  # of which a Slurm job takes one, by its number
@@ -78,7 +83,8 @@ def fork_and_wait(hosts: Hosts) -> int | None:
     """None in a child process, which is to go on; in this one, once that has ended, its exit code.
 
     Where a host is lost JAX aborts the process, and only another one can say then what it means. To be called
-    before there are threads. SIGINT and SIGTERM are handed on; the child does not outlive this process.
+    before there are threads. SIGINT and SIGTERM are handed on, and later ones kill: a child that waits for
+    other hosts cannot hear them. It does not outlive this process.
     """
     here, elsewhere = os.pipe()
     sys.stdout.flush()
@@ -90,8 +96,17 @@ def fork_and_wait(hosts: Hosts) -> int | None:
         return None
     os.close(here)
 
+    first_at = killed_by = 0
+
     def hand_on(number: int, _: FrameType | None) -> None:
-        os.kill(child, number)
+        nonlocal first_at, killed_by
+        now = time.monotonic()
+        first_at = first_at or now
+        if now - first_at < SAME_SIGNAL_S:
+            os.kill(child, number)
+        else:
+            killed_by = number
+            os.kill(child, signal.SIGKILL)
 
     previous = {number: signal.signal(number, hand_on) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -100,6 +115,8 @@ def fork_and_wait(hosts: Hosts) -> int | None:
         os.close(elsewhere)
         for number, handler in previous.items():
             signal.signal(number, handler)
+    if killed_by:
+        return 128 + killed_by
     if code == -signal.SIGABRT:
         print(what_was_lost(hosts), file=sys.stderr, flush=True)
         return 1
@@ -113,8 +130,8 @@ def fork_and_wait(hosts: Hosts) -> int | None:
 def what_was_lost(hosts: Hosts) -> str:
     """What to say where a host no longer answers."""
     return (
-        f"host {hosts.index} of {hosts.count}: another host was lost, or never came to {hosts.address}, "
-        "and the run ends on all; start it again on all with --resume, "
+        f"host {hosts.index} of {hosts.count}: another host was lost, or never came to {hosts.address} "
+        "(unless JAX says otherwise above), and the run ends on all; start it again on all with --resume, "
         "which goes on from the newest checkpoint"
     )
 

@@ -24,17 +24,19 @@ def usable(timestep: TimeStep, xp: Any) -> Array:
     found = fits(timestep.reward, xp)
     for leaf in leaves(timestep.observation):
         if xp.issubdtype(leaf.dtype, xp.floating):
-            found &= fits(leaf, xp).reshape(len(leaf), -1).all(1)
+            found &= _fits(_largest(xp.abs(leaf).reshape(len(leaf), -1), xp), xp)
     return found
 
 
 def stand_in(timestep: TimeStep, is_usable: Array, xp: Any) -> TimeStep:
-    """A timestep [B] with a stand-in where it is not usable; numbers that fit stay as they are."""
+    """A timestep [B] with a stand-in where it is not usable; floats of its observation are 0 there."""
 
     def replaced(leaf: Array) -> Array:
         if not xp.issubdtype(leaf.dtype, xp.floating):
             return leaf
-        return xp.where(fits(leaf, xp), leaf, xp.zeros((), leaf.dtype))
+        # By rows: to look at every number once more would take as long as the rest of a small step.
+        rows = is_usable.reshape(len(leaf), *[1] * (leaf.ndim - 1))
+        return xp.where(rows, leaf, xp.zeros((), leaf.dtype))
 
     first = xp.asarray(StepType.FIRST, timestep.step_type.dtype)
     zero = xp.zeros((), timestep.reward.dtype)
@@ -54,5 +56,18 @@ def is_stand_in(timestep: TimeStep) -> Array:
 
 
 def fits(numbers: Array, xp: Any) -> Array:
-    limit = LIMIT if float(xp.finfo(numbers.dtype).max) > LIMIT else math.inf
-    return xp.abs(numbers) < limit  # False of NaN
+    """Where numbers [...] are below `LIMIT`: bool [...]."""
+    return _fits(xp.abs(numbers), xp)
+
+
+def _fits(sizes: Array, xp: Any) -> Array:
+    limit = LIMIT if float(xp.finfo(sizes.dtype).max) > LIMIT else math.inf
+    return sizes < limit  # False of NaN
+
+
+def _largest(sizes: Array, xp: Any) -> Array:
+    """The largest of each row [B, n], NaN if one is; by halves: XLA vectorises no reduction."""
+    while (width := sizes.shape[1]) > 16:
+        half = (width + 1) // 2  # of an odd number both have the one in the middle
+        sizes = xp.maximum(sizes[:, :half], sizes[:, width - half :])
+    return sizes.max(1, initial=0)

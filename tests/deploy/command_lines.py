@@ -55,8 +55,8 @@ def parse(words: Sequence[str]) -> Parsed:
         for name, value in HOSTS.items():
             patch.setenv(name, value)
         patch.setattr("zerocopy_seed.rendezvous.fork_and_wait", lambda hosts: None)
-        joined = types.SimpleNamespace(run_joined=lambda hosts, run, complain: run())
-        patch.setitem(sys.modules, "zerocopy_seed.hosts", joined)
+        joined = types.SimpleNamespace(run_joined=lambda hosts, run, stop, answer: run())
+        patch.setitem(sys.modules, "zerocopy_seed.loops.joining", joined)
         # The files that are named are elsewhere.
         access = types.SimpleNamespace(read_actor_credentials=lambda address, **files: files)
         patch.setitem(sys.modules, "zerocopy_seed.remote.access", access)

@@ -2,16 +2,20 @@
 
 import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 import re
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import time
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from small_runs import CATCH, LSTM, R2D2, read_checkpoint
@@ -48,31 +52,24 @@ def free_port():
 
 
 @contextlib.contextmanager
-def hosts(config, run_dir, count, *words, own_words=()):
-    """Processes that train `config` together: their parents, as whoever starts them sees them."""
+def hosts(config, run_dir, count, *words, own_words=(), options=None):
+    """Processes that train `config` together: their parents, as whoever starts them sees them.
+
+    `own_words` are each host's, `options(index)` what else `Popen` is called with.
+    """
     file = run_dir.with_suffix(".toml")
     file.write_text(dump_config(config))
     devices = f"device_count={config.devices.learner // count}"
     environment = os.environ | {"XLA_FLAGS": re.sub(r"device_count=\d+", devices, os.environ["XLA_FLAGS"])}
-    command = [
-        sys.executable,
-        "-m",
-        "zerocopy_seed.cli",
-        "train",
-        str(file),
-        "--run-dir",
-        str(run_dir),
-        *words,
-    ]
+    command = [sys.executable, "-m", "zerocopy_seed.cli", "train", str(file), "--run-dir", str(run_dir)]
     port, processes = free_port(), []
     try:
         for index in range(count):
             own = ["--hosts", f"127.0.0.1:{port},{count},{index}", *(own_words[index] if own_words else ())]
+            given: Any = {"env": environment} | (options(index) if options else {})
             with open(f"{run_dir}.{index}.log", "w") as log:
                 processes.append(
-                    subprocess.Popen(
-                        [*command, *words, *own], stdout=log, stderr=subprocess.STDOUT, env=environment
-                    )
+                    subprocess.Popen([*command, *words, *own], stdout=log, stderr=subprocess.STDOUT, **given)
                 )
         yield processes
     finally:
@@ -101,18 +98,31 @@ def assert_same(config, one, several):
     (step, expected), (found_step, found) = (read_checkpoint(config, run_dir) for run_dir in (one, several))
     assert step == found_step >= config.total_env_steps
     for x, y in zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True):
-        if not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+        if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
             np.testing.assert_allclose(np.asarray(x), np.asarray(y), atol=1e-5)
 
 
+def children_of(number):
+    threads = pathlib.Path(f"/proc/{number}/task").iterdir()
+    return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
+
+
 def child_of(process):
-    return int(pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
+    return children_of(process.pid)[0]
+
+
+def wait_for_line(run_dir):
+    give_up = time.monotonic() + 200
+    while not read_metrics(run_dir):
+        assert time.monotonic() < give_up
+        time.sleep(0.1)
 
 
 def wait_for_checkpoint(run_dir, processes):
+    give_up = time.monotonic() + 200
     with Checkpointer(run_dir / "checkpoints") as saves:
         while not saves.steps():
-            assert all(process.poll() is None for process in processes)
+            assert all(process.poll() is None for process in processes) and time.monotonic() < give_up
             time.sleep(0.1)
         return saves.steps()[-1]
 
@@ -165,16 +175,73 @@ def test_what_several_hosts_cannot_do_is_refused(tmp_path, words, line):
 
 @pytest.mark.slow
 def test_a_refusal_of_one_host_ends_all(tmp_path):
-    """Of an address that only one of them cannot have."""
-    config = dataclasses.replace(IN_ACTORS, bridge=BridgeConfig(local_actors=1))
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        config = dataclasses.replace(config, bridge=dataclasses.replace(config.bridge, address=address))
-        with hosts(config, tmp_path / "run", 2) as processes:
-            assert codes(processes, 60) == [2, 2]
-    assert "Address already in use" in said(tmp_path / "run", 0)
+    """Of a socket whose folder only the other has."""
+    (tmp_path / "0" / "here").mkdir(parents=True)
+    (tmp_path / "1").mkdir()
+    bridge = BridgeConfig(local_actors=1, address="unix:here/bridge")
+    config = dataclasses.replace(IN_ACTORS, bridge=bridge)
+    options = lambda index: {"cwd": tmp_path / str(index)}  # noqa: E731
+    with hosts(config, tmp_path / "run", 2, options=options) as processes:
+        assert codes(processes, 60) == [2, 2]
+    assert "its folder is not there" in said(tmp_path / "run", 1).splitlines()[-1]
+    expected = "host 0 of 2: expected all hosts to begin, found that host 1 cannot, which says why"
+    assert said(tmp_path / "run", 0).splitlines()[-1] == expected
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_hosts_with_unequal_numbers_of_devices_are_refused(tmp_path):
+    def options(index):
+        flags = re.sub(r"device_count=\d+", f"device_count={index + 1}", os.environ["XLA_FLAGS"])
+        return {"env": os.environ | {"XLA_FLAGS": flags}}
+
+    with hosts(ON_DEVICE, tmp_path / "run", 2, options=options) as processes:
+        assert codes(processes) == [2, 2]
+    line = "--hosts: expected as many devices on every host, found 1 on host 0 and 2 on host 1"
+    assert [said(tmp_path / "run", index).splitlines()[-1] for index in range(2)] == [line, line]
+
+
+@pytest.mark.slow
+def test_a_directory_that_is_not_shared_is_refused(tmp_path):
+    for index in range(2):
+        (tmp_path / str(index)).mkdir()
+    options = lambda index: {"cwd": tmp_path / str(index)}  # noqa: E731
+    with hosts(ON_DEVICE, tmp_path / "run", 2, "--run-dir", "run", options=options) as processes:
+        assert codes(processes, 150) == [2, 2]
+    line = "expected a directory on a file system that all hosts share, found another one on host 1, or none"
+    assert line in said(tmp_path / "run", 1)
+
+
+@pytest.mark.slow
+def test_a_part_of_a_checkpoint_that_one_host_cannot_write_ends_all(tmp_path):
+    def options(index):  # files of host 1 may have 1000 bytes
+        limit = functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, (1000, 1000))
+        return {"preexec_fn": limit} if index else {}
+
+    config = dataclasses.replace(ENDLESS, checkpoint=dataclasses.replace(ENDLESS.checkpoint, every_s=5.0))
+    with hosts(config, tmp_path / "run", 2, options=options) as processes:
+        assert codes(processes, 120) == [1, 1]
+    assert "checkpoint" in said(tmp_path / "run", 1) and "was not saved" in said(tmp_path / "run", 1)
+    for index in range(2):
+        line = "a host could not write its part of a checkpoint, and the run ends on all; --resume goes on"
+        assert line in said(tmp_path / "run", index)
+
+
+@pytest.mark.slow
+def test_actors_of_one_host_that_fail_end_all(tmp_path):
+    """They cannot import what the learner of their host can."""
+    (tmp_path / "0").mkdir()
+    (tmp_path / "1").mkdir()
+    config = dataclasses.replace(IN_ACTORS, total_env_steps=10**9)
+    broken = tmp_path / "1" / "zerocopy_seed.py"  # found first, in the directory that actors start in
+    options = lambda index: {"cwd": tmp_path / str(index)}  # noqa: E731
+    with hosts(config, tmp_path / "run", 2, options=options) as processes:
+        wait_for_line(tmp_path / "run")
+        broken.write_text("raise SystemExit(3)")
+        for number in children_of(child_of(processes[1])):
+            os.kill(number, signal.SIGKILL)
+        assert codes(processes, 120) == [1, 1]
+    assert "host 1: local actor 0: ends with code" in said(tmp_path / "run", 0).splitlines()[-1]
 
 
 @pytest.mark.slow
@@ -195,6 +262,25 @@ def test_any_number_of_hosts_is_as_one(tmp_path, place, agent, count):
         return assert_same(config, tmp_path / "one", tmp_path / "several")
     found = [learned(config, tmp_path / name) for name in ("one", "several")]
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), *found)
+
+
+@pytest.mark.slow
+def test_actors_that_hosts_have_unequal_numbers_of_train_together(tmp_path):
+    """With a replay, and slots that nobody has: hosts are due for an update in different rounds."""
+    config = dataclasses.replace(
+        IN_ACTORS,
+        agent=dataclasses.replace(R2D2, num_shards=4),
+        bridge=BridgeConfig(local_actors=1, envs_per_actor=3),
+        total_env_steps=2000,
+    )
+    own_words = ((), ("--bridge.envs-per-actor", "1", "--bridge.local-actors", "2"))
+    with hosts(config, tmp_path / "run", 2, own_words=own_words) as processes:
+        assert codes(processes) == [0, 0], [said(tmp_path / "run", index) for index in range(2)]
+    last = read_metrics(tmp_path / "run")[-1]
+    assert (last["num_actors"], last["num_live_slots"]) == (3, 5)
+    assert last["env_steps"] >= 2000 and last["num_episodes"] > 0
+    for name in ("events.jsonl", "events.1.jsonl"):
+        assert "actor_joined" in (tmp_path / "run" / name).read_text()
 
 
 def learned(config, run_dir):

@@ -17,9 +17,15 @@ _journal: Journal | None = None  # like stdout and stderr, the process's
 
 @contextlib.contextmanager
 def keep_journal(run_dir: pathlib.Path, run_id: str) -> Iterator[None]:
-    """From its beginning to its end, what is noted and complained about is in the journal of `run_dir`."""
+    """From its beginning to its end, what is noted and complained about is in the journal of `run_dir`.
+
+    Of several hosts each keeps its own: `events.jsonl`, `events.1.jsonl`, ...
+    """
     global _journal
-    with Journal(run_dir / FILE_NAME, run_id) as _journal:
+    path = run_dir / FILE_NAME
+    if not hosts.is_first():
+        path = path.with_suffix(f".{hosts.index()}{path.suffix}")
+    with Journal(path, run_id) as _journal:
         try:
             yield
         finally:

@@ -75,7 +75,12 @@ def place_bridge(config: DevicesConfig) -> Placement:
       UserError: there are not so many.
     """
     mesh = make_mesh(config)
-    _require_devices("devices.inference", config.inference * hosts.count(), besides=config.num_learning)
+    _require_devices(
+        "devices.inference",
+        config.inference,
+        besides=_num_local(config),
+        available=jax.local_device_count(),
+    )
     return Placement(mesh, jax.local_devices()[_num_local(config) if config.inference else 0])
 
 
@@ -84,8 +89,10 @@ def _num_local(config: DevicesConfig) -> int:
     return config.num_learning // hosts.count()
 
 
-def _require_devices(field: str, count: int, times: int = 1, besides: int = 0) -> None:
-    available = jax.device_count()
+def _require_devices(
+    field: str, count: int, times: int = 1, besides: int = 0, available: int | None = None
+) -> None:
+    available = jax.device_count() if available is None else available
     if count and count * times + besides > available:
         others = f", besides the {besides} that learn" if besides else ""
         others += f", with devices.learner = {times}" if times > 1 else ""

@@ -71,6 +71,7 @@ def of_all_hosts(specs: Any, tree: Any, mesh: Mesh) -> Any:
     """Every host's arrays, of its own part, as one array of all; `specs` is a prefix of the tree."""
 
     def one(spec: P, leaf: Any) -> Any:
+        leaf = jax.device_put(leaf, NamedSharding(mesh.local_mesh, spec))  # else it is cut up piece by piece
         return multihost_utils.host_local_array_to_global_array(leaf, mesh, spec)
 
     return jax.tree.map(lambda spec, part: jax.tree.map(lambda leaf: one(spec, leaf), part), specs, tree)

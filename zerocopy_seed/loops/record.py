@@ -96,6 +96,11 @@ class RunRecord:
         """Whether nothing that counts was played for long, which a line then tells (NaN alone?)."""
         return self.env_steps == self._line_env_steps and now - self._line_at >= _STUCK_S
 
+    @property
+    def has_failed_part(self) -> bool:
+        """See `Checkpointer`."""
+        return self._saves.has_failed_part
+
     def save_is_due(self, now: float) -> bool:
         """Whether a checkpoint is to be saved, by the clock."""
         return now - self._saved_at >= self._save_every_s

@@ -46,8 +46,8 @@ class Rounds:
                     taken, self._taken = self._taken, None
                     return taken
                 continue
-            has = self._taken is not None
-            votes = hosts.gather([ends, has, has and self._taken.is_due])
+            is_due = self._taken is not None and self._taken.is_due
+            votes = hosts.gather([ends, self._taken is not None, is_due])
             any_ends, all_have, all_are_due = votes[:, 0].any(), votes[:, 1].all(), votes[:, 2].all()
             if self._taken is not None and all_have:
                 return self._all_have(self._taken, is_due=bool(all_are_due))

@@ -7,6 +7,7 @@ import pathlib
 import secrets
 
 from zerocopy_envs.errors import UserError
+from zerocopy_seed import hosts
 from zerocopy_seed.config import Config
 from zerocopy_seed.config_file import RUN_CONFIG, dump_config, load_run_config, refuse_changed_mathematics
 from zerocopy_seed.files import replace_text
@@ -54,6 +55,8 @@ def run_identity(run_dir: pathlib.Path) -> str:
     """
     path = run_dir / _RUN_ID
     try:
+        if not hosts.is_first():
+            return path.read_text(encoding="utf-8").strip()
         if path.exists() and (found := path.read_text(encoding="utf-8").strip()):
             return found
         made = _of_bridge(run_dir) or secrets.token_hex(8)

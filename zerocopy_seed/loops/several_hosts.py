@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import math
+import os
 import pathlib
+import secrets
+import time
 from typing import Any
 
 import jax
@@ -14,6 +18,14 @@ from zerocopy_seed import hosts
 from zerocopy_seed.config import Config
 from zerocopy_seed.config_file import flatten
 from zerocopy_seed.config_sources import is_mixed
+
+_OWN = {"metrics.host", "metrics.port"} | {
+    f"bridge.{name}"
+    for name in ("address", "cert", "key", "ca", "token_file", "local_actors", "envs_per_actor")
+}
+"""Settings that may be each host's own."""
+
+_SEEN_S = 60.0  # until what one host has written is there for another, at most
 
 
 def require_same_run(config: Config, **words: Any) -> None:
@@ -28,10 +40,10 @@ def require_same_run(config: Config, **words: Any) -> None:
     """
     if hosts.count() == 1:
         return
-    versions = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib")}
-    devices = {"devices of a host": f"{jax.local_device_count()} {jax.default_backend()}"}
+    _require_equal_devices()
     mine = {f"--{name.replace('_', '-')}": str(value) for name, value in words.items()}
-    mine |= versions | devices | flatten(config)
+    mine |= {name: _version(name) for name in ("zerocopy_seed", "jax", "jaxlib")}
+    mine |= {name: value for name, value in flatten(config).items() if name not in _OWN}
     theirs = hosts.all_as_json(mine)
     first = theirs[0]
     for place, other in enumerate(theirs):
@@ -42,6 +54,25 @@ def require_same_run(config: Config, **words: Any) -> None:
                     expected="the same on all hosts",
                     found=f"{first.get(name)!r} on host 0 and {other.get(name)!r} on host {place}",
                 )
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:  # run from a source tree
+        return "(not installed)"
+
+
+def _require_equal_devices() -> None:
+    """Before hosts speak, for which JAX wants them equal."""
+    found = [len(jax.local_devices(process_index=host)) for host in range(hosts.count())]
+    for host, number in enumerate(found):
+        if number != found[0]:
+            raise UserError(
+                "--hosts",
+                expected="as many devices on every host",
+                found=f"{found[0]} on host 0 and {number} on host {host}",
+            )
 
 
 def refuse_on_hosts(config: Config, *, profile: bool) -> None:
@@ -69,14 +100,33 @@ def refuse_on_hosts(config: Config, *, profile: bool) -> None:
 
 
 def require_shared(run_dir: pathlib.Path) -> None:
-    """Refuses a directory that the first host has made and this one does not see.
+    """Refuses a directory that is another one on this host than on the first, which has made it.
 
     Raises:
-      UserError: naming it.
+      UserError: on every host.
     """
-    if not run_dir.is_dir():
-        raise UserError(
-            f"--run-dir {run_dir}",
-            expected="a directory on a file system that all hosts share",
-            found=f"none on host {hosts.index()}",
-        )
+    if hosts.count() == 1:
+        return
+    token, path = secrets.token_hex(8), run_dir / ".hosts"
+    if hosts.is_first():
+        path.write_text(token)
+    token = hosts.of_first_as_json(token)
+    hosts.require_all(lambda: _require_token(token, path))
+    if hosts.is_first():
+        path.unlink()
+
+
+def _require_token(token: str, path: pathlib.Path) -> None:
+    give_up = time.monotonic() + _SEEN_S
+    while True:
+        with contextlib.suppress(OSError):
+            os.listdir(path.parent)  # a file system of others may have noted that it is not there
+            if path.read_text() == token:
+                return
+        if time.monotonic() > give_up:
+            raise UserError(
+                f"--run-dir {path.parent}",
+                expected="a directory on a file system that all hosts share",
+                found=f"another one on host {hosts.index()}, or none",
+            )
+        time.sleep(0.2)

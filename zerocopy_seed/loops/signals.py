@@ -45,8 +45,7 @@ class StopRequest:
     """A context in which the first SIGINT or SIGTERM sets `signal_name` instead of ending the process.
 
     Args:
-      same_within_s: a second one within so many seconds is the same one, by another way: a scheduler may
-        signal a process and its parent, which hands it on.
+      same_within_s: a second one within so many seconds is the same one, by another way.
     """
 
     def __init__(self, same_within_s: float = 0.0) -> None:

@@ -84,7 +84,7 @@ class Source(Protocol):
 
 
 def choose_source(config: Config) -> Source:
-    """What `config` says; to be called before JAX is used.
+    """What `config` says; to be called before JAX is used, but for what hosts say (see `run_joined`).
 
     Raises:
       UserError: it cannot be had, or an environment or record that does not fit.

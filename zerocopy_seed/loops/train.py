@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import io
 import math
+import os
 import pathlib
 import sys
 import time
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
@@ -22,6 +22,7 @@ from zerocopy_seed.config_sweep import has_members
 from zerocopy_seed.loops.compile_cache import use_compile_cache
 from zerocopy_seed.loops.compiling import compile_once
 from zerocopy_seed.loops.console import complain, draw, keep_journal, say
+from zerocopy_seed.loops.ending import end
 from zerocopy_seed.loops.evaluation import Evaluation, evaluate_while_training
 from zerocopy_seed.loops.layout import STATE_SPECS, lay_out
 from zerocopy_seed.loops.memory import check_memory
@@ -30,11 +31,16 @@ from zerocopy_seed.loops.origin import Origin, load_origin
 from zerocopy_seed.loops.profiling import with_profile
 from zerocopy_seed.loops.record import DISPATCH_S, RunRecord, metrics_row
 from zerocopy_seed.loops.recording import check_recording, make_description, open_recording
-from zerocopy_seed.loops.run_checkpoint import CHECKPOINTS, empty_replay, restore_train_state, saves_replay
+from zerocopy_seed.loops.run_checkpoint import (
+    CHECKPOINTS,
+    empty_replay,
+    load_one_run_config,
+    restore_train_state,
+    saves_replay,
+)
 from zerocopy_seed.loops.run_dir import check_run_dir, make_run_dir, run_identity, write_config
 from zerocopy_seed.loops.run_events import note_ended, note_resumed, note_signal, note_training
 from zerocopy_seed.loops.run_lock import lock_run_dir
-from zerocopy_seed.loops.serving import act_synchronously
 from zerocopy_seed.loops.several_hosts import refuse_on_hosts, require_same_run, require_shared
 from zerocopy_seed.loops.signals import StopRequest
 from zerocopy_seed.loops.sources import Source, choose_source
@@ -85,8 +91,6 @@ def _train(
     profile: bool,
     stop: StopRequest,
 ) -> int:
-    if hosts.count() > 1:
-        act_synchronously()  # before they speak, which is a use of JAX
     require_same_run(config, run_dir=run_dir, resume=resume, init_from=init_from)
     hosts.require_all(lambda: refuse_on_hosts(config, profile=profile))
     if has_members(config):
@@ -101,7 +105,7 @@ def _train(
     if description is not None:
         check_recording(config.record, description)
     hosts.require_all(lambda: check_run_dir(config, run_dir, resume))
-    check_metrics(config.metrics)
+    hosts.require_all(lambda: check_metrics(config.metrics) if hosts.is_first() else None)
     use_compile_cache()
 
     # traced before anything is written: what does not fit is refused here
@@ -111,13 +115,14 @@ def _train(
         state_types = lay_out(STATE_SPECS, state_types, mesh)
     origin = None
     if init_from is not None:
-        origin = hosts.require_all(lambda: load_origin(init_from, agent, state_types.learner))
+        hosts.require_all(lambda: load_one_run_config(init_from))
+        origin = load_origin(init_from, agent, state_types.learner)
     if hosts.any_of(bool(stop)):
         say("stopped before it began; nothing was written")
         return 0
     with contextlib.ExitStack() as whole_run:
         hosts.require_all(lambda: _occupy(run_dir, whole_run))
-        hosts.require_all(lambda: require_shared(run_dir))
+        require_shared(run_dir)
         saves = Checkpointer(run_dir / CHECKPOINTS, config.checkpoint.max_to_keep, warn=complain)
         resumed_at, notes = None, []
         if resume and hosts.any_of(bool(saves.steps())):
@@ -128,19 +133,17 @@ def _train(
                 return 0
             for line in (f"resuming {run_dir} at {resumed_at:,} env_steps", *notes):
                 say(line)
-        elif resume:
+        elif resume and hosts.is_first():
             complain(f"{run_dir}: no checkpoint was finished there; starting from the beginning")
         recording = None
         if description is not None:  # others may hold the record: found before anything is written
             recording = whole_run.enter_context(open_recording(config.record, description))
-        if hosts.is_first():
-            write_config(config, run_dir)
-            whole_run.enter_context(keep_journal(run_dir, run_identity(run_dir)))
-        hosts.require_all(lambda: None)  # from here on the run has its identity
+        run_id = hosts.of_first_as_json(hosts.require_all(lambda: _begin(config, run_dir)))
+        whole_run.enter_context(keep_journal(run_dir, run_id))
         whole_run.enter_context(saves)  # a save that fails as all ends is still noted
         page = None
         if hosts.is_first():
-            page = whole_run.enter_context(serve_metrics(config.metrics, run_identity(run_dir)))
+            page = whole_run.enter_context(serve_metrics(config.metrics, run_id))
         if resumed_at is not None:
             note_resumed(resumed_at, notes)
         say("compiling ...")
@@ -154,7 +157,7 @@ def _train(
             if profile:
                 program = with_profile(program, run_dir)
             compile_s = time.perf_counter() - began
-            metrics, terminal = None, io.StringIO()
+            metrics, terminal = None, stack.enter_context(open(os.devnull, "w"))
             if hosts.is_first():
                 terminal = sys.stdout
                 metrics = stack.enter_context(
@@ -196,7 +199,7 @@ def _train(
                 counters = state.learner.env_steps, state.learner.num_updates
                 row = metrics_row(*counters, make_window(len(program.metric_names)), program.metric_names)
                 record.write(program.figures(row) | found, time.monotonic())
-        failure = program.failure()
+        failure = _failure(program)
         note_ended(record.env_steps, saved=saved, failure=failure)
     if failure:
         complain(failure)
@@ -213,6 +216,21 @@ def _occupy(run_dir: pathlib.Path, whole_run: contextlib.ExitStack) -> None:
     if hosts.is_first():
         make_run_dir(run_dir)
         whole_run.enter_context(lock_run_dir(run_dir))
+
+
+def _begin(config: Config, run_dir: pathlib.Path) -> str:
+    """The run's identity, once its configuration is written; on the first host."""
+    if not hosts.is_first():
+        return ""
+    write_config(config, run_dir)
+    return run_identity(run_dir)
+
+
+def _failure(program: Program) -> str:
+    """Why the run could not go on, here or on another host; "" if it could."""
+    failures = hosts.all_as_json(program.failure())
+    others = (f"host {host}: {failure}" for host, failure in enumerate(failures) if failure)
+    return failures[hosts.index()] or next(others, "")
 
 
 def _check_memory(config: Config, source: Source, types: TrainState) -> bool:
@@ -265,7 +283,11 @@ def _loop(
         now = time.monotonic()
         seconds_per_update = (now - began) / num_updates
 
-        last = record.is_finished or hosts.any_of(bool(stop or program.failure()))
+        votes = hosts.gather([bool(stop or program.failure()), record.has_failed_part])
+        ends, has_failed = (bool(column.any()) for column in votes.T)
+        if has_failed and hosts.count() > 1:
+            _end_without_part(record)
+        last = record.is_finished or ends
         evaluated = evaluation.look(state.learner, record.env_steps) if evaluation is not None else {}
         save_is_due = not last and record.save_is_due(now)
         line_is_due = (last or save_is_due) and record.has_news or record.line_is_due
@@ -279,6 +301,14 @@ def _loop(
         if save_is_due:
             record.save(state)
     return state
+
+
+def _end_without_part(record: RunRecord) -> NoReturn:
+    """Ends where a host could not write its part of a checkpoint: others wait for it in Orbax, for long."""
+    if record.has_failed_part:
+        record.wait()  # says why
+    complain("a host could not write its part of a checkpoint, and the run ends on all; --resume goes on")
+    end(1)
 
 
 def _with_replay(state: TrainState, replay: Any) -> TrainState:

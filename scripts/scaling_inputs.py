@@ -134,7 +134,7 @@ def walk(program: str) -> tuple[int, list[tuple[int, str]]]:
     def visit(name: str, times: int) -> tuple[int, list[tuple[int, str]]]:
         kernels, exchanges = 0, []
         for line in computations.get(name, []):
-            if " all-" in line or " reduce-scatter(" in line:
+            if collectives(line):
                 exchanges.append((times, line))
             elif kind := next((k for k in (" while(", " call(", " conditional(") if k in line), ""):
                 rounds = re.search(r'"known_trip_count":\{"n":"(\d+)"', line)

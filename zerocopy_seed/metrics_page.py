@@ -58,6 +58,7 @@ GAUGES = {
     "inference_batch": "Mean environments of an inference call.",
     "inference_fill": "Their share of the call's rows; the rest is padding.",
     "inference_wait_s": "Seconds in which all that waited had to wait for the learner.",
+    "learner_wait_s": "Seconds in which the learner had to wait for unrolls of actors.",
     "policy_lag": "Mean updates between an unroll's first action and its use.",
     "policy_lag_max": "The most such updates.",
 }

@@ -170,6 +170,10 @@ def test_told_to_end_it_saves_and_stands_in_line_again(name, start, tmp_path):
         ][1:]
         assert config.env.num_envs == int(num_actors.partition("=")[2]) * actor.options["num_envs"]
 
+    else:
+        sizes = dict(line.split("=") for line in directives(SCRIPTS[name].read_text()) if "=" in line)
+        assert config.devices.learner == int(sizes["--nodes"]) * int(sizes["--gpus-per-node"])
+
     (tmp_path / run_dir).mkdir(parents=True)
     (tmp_path / run_dir / "config.toml").touch()
     (tmp_path / "code").write_text("0")

@@ -72,7 +72,7 @@ def test_two_devices_that_learn_and_one_that_acts_are_as_one(tmp_path):
         rows = read_metrics(tmp_path / name)
         # In lock step nobody acts behind, and so all wait for the learner again and again.
         assert all(row["policy_lag"] == row["policy_lag_max"] == 0 for row in rows)
-        assert all(row["inference_wait_s"] > 0 for row in rows)
+        assert all(row["inference_wait_s"] > 0 and row["learner_wait_s"] > 0 for row in rows)
 
 
 @pytest.mark.slow
@@ -146,6 +146,10 @@ def test_a_run_of_actors_goes_on_on_another_number_of_devices(tmp_path, agent):
         (
             DevicesConfig(learner=8, inference=1),
             "devices.inference: expected at most 0: .* besides",
+        ),
+        (
+            DevicesConfig(learner=2, model=2),
+            r"devices.model: expected 1, or a layer of 65,536 .*, found 2, and \(50, 8\) as the largest",
         ),
     ],
 )

@@ -14,6 +14,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from zerocopy_envs.errors import UserError
 from zerocopy_seed.loops.on_device import TrainState
 from zerocopy_seed.types import LearnerState, Trajectory
 
@@ -65,6 +66,24 @@ def lay_out(specs: Any, tree: Any, mesh: Mesh) -> Any:
         return jax.device_put(leaf, sharding)
 
     return jax.tree.map(one, tree, shardings(specs, tree, mesh))
+
+
+def require_split(params: Any, mesh: Mesh) -> None:
+    """Refuses a second axis over which none of the parameters, or their types, is split.
+
+    Raises:
+      UserError: with the largest of them.
+    """
+    split = mesh.shape.get(MODEL_AXIS, 1)
+    leaves = jax.tree.leaves(params)
+    if split == 1 or any(MODEL_AXIS in leaf.sharding.spec for leaf in leaves):
+        return
+    largest = max(leaves, key=lambda leaf: leaf.size)
+    raise UserError(
+        "devices.model",
+        expected=f"1, or a layer of {_LARGE:,} numbers or more whose last axis {split} divides",
+        found=f"{split}, and {largest.shape} as the largest",
+    )
 
 
 def of_all_hosts(specs: Any, tree: Any, mesh: Mesh) -> Any:

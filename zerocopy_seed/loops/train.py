@@ -24,7 +24,7 @@ from zerocopy_seed.loops.compiling import compile_once
 from zerocopy_seed.loops.console import complain, draw, keep_journal, say
 from zerocopy_seed.loops.ending import end
 from zerocopy_seed.loops.evaluation import Evaluation, evaluate_while_training
-from zerocopy_seed.loops.layout import STATE_SPECS, lay_out
+from zerocopy_seed.loops.layout import STATE_SPECS, lay_out, require_split
 from zerocopy_seed.loops.memory import check_memory
 from zerocopy_seed.loops.on_device import Program, TrainState, make_window
 from zerocopy_seed.loops.origin import Origin, load_origin
@@ -113,6 +113,7 @@ def _train(
     save_replay = hosts.require_all(lambda: _check_memory(config, source, state_types))
     if mesh is not None:  # one device need not hold all of it, not even at first
         state_types = lay_out(STATE_SPECS, state_types, mesh)
+        require_split(state_types.learner.params, mesh)
     origin = None
     if init_from is not None:
         hosts.require_all(lambda: load_one_run_config(init_from))

@@ -130,7 +130,7 @@ class Engine:
         self._num_stored = 0  # unrolls stored since an update
         self._lags: list[np.ndarray] = []
         self._waiting_since: float | None = None
-        self._wait_s = 0.0
+        self._wait_s = self._learner_wait_s = 0.0
         self._num_calls = self._num_rows = self._num_places = 0
         self.wake: Callable[[], None] = lambda: None
 
@@ -246,7 +246,9 @@ class Engine:
         """
         is_ready = (lambda: self._slots.num_finished > 0) if partial else self._is_ready
         with self._changed:
+            began = time.monotonic()
             self._changed.wait_for(is_ready, timeout)
+            self._learner_wait_s += time.monotonic() - began
             if not is_ready():
                 return None
             taken = self._slots.take(self._slots.num_slots)
@@ -336,7 +338,9 @@ class Engine:
                 "inference_batch": self._num_rows / max(self._num_calls, 1),
                 "inference_fill": self._num_rows / max(self._num_places, 1),
                 "inference_wait_s": self._wait_s,
+                "learner_wait_s": self._learner_wait_s,
             }
+            self._learner_wait_s = 0.0
             self._wait_s, self._num_calls, self._num_rows, self._num_places = 0.0, 0, 0, 0
             self._slots.num_dropped = 0
         if len(episodes.slot):

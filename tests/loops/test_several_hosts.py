@@ -2,11 +2,9 @@
 
 import contextlib
 import dataclasses
-import functools
 import os
 import pathlib
 import re
-import resource
 import signal
 import socket
 import subprocess
@@ -214,12 +212,14 @@ def test_a_directory_that_is_not_shared_is_refused(tmp_path):
 
 @pytest.mark.slow
 def test_a_part_of_a_checkpoint_that_one_host_cannot_write_ends_all(tmp_path):
-    def options(index):  # files of host 1 may have 1000 bytes
-        limit = functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, (1000, 1000))
-        return {"preexec_fn": limit} if index else {}
-
-    config = dataclasses.replace(ENDLESS, checkpoint=dataclasses.replace(ENDLESS.checkpoint, every_s=5.0))
-    with hosts(config, tmp_path / "run", 2, options=options) as processes:
+    config = dataclasses.replace(
+        ENDLESS,
+        network=dataclasses.replace(ENDLESS.network, hidden_sizes=(64, 64)),
+        checkpoint=dataclasses.replace(ENDLESS.checkpoint, every_s=5.0),
+    )
+    with hosts(config, tmp_path / "run", 2) as processes:
+        limit = ["prlimit", "--pid", str(child_of(processes[1])), "--fsize=2000"]  # for its files
+        subprocess.run(limit, check=True)
         assert codes(processes, 120) == [1, 1]
     assert "checkpoint" in said(tmp_path / "run", 1) and "was not saved" in said(tmp_path / "run", 1)
     for index in range(2):
@@ -241,7 +241,7 @@ def test_actors_of_one_host_that_fail_end_all(tmp_path):
         for number in children_of(child_of(processes[1])):
             os.kill(number, signal.SIGKILL)
         assert codes(processes, 120) == [1, 1]
-    assert "host 1: local actor 0: ends with code" in said(tmp_path / "run", 0).splitlines()[-1]
+    assert "host 0: host 1: local actor 0: ends with code 3 as soon as" in said(tmp_path / "run", 0)
 
 
 @pytest.mark.slow

@@ -218,6 +218,7 @@ def test_a_part_of_a_checkpoint_that_one_host_cannot_write_ends_all(tmp_path):
         checkpoint=dataclasses.replace(ENDLESS.checkpoint, every_s=5.0),
     )
     with hosts(config, tmp_path / "run", 2) as processes:
+        wait_for_line(tmp_path / "run")
         limit = ["prlimit", "--pid", str(child_of(processes[1])), "--fsize=2000"]  # for its files
         subprocess.run(limit, check=True)
         assert codes(processes, 120) == [1, 1]

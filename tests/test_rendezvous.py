@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -42,8 +43,9 @@ def test_where_hosts_meet(text, environment, expected):
     ("text", "environment", "message"),
     [
         ("gpu0:8476", {}, "--hosts: expected auto or ADDRESS:PORT,NUM_HOSTS,INDEX, found 'gpu0:8476'"),
-        ("gpu0:8476,two,0", {}, "--hosts, NUM_HOSTS: expected a number, found 'two'"),
-        ("gpu0:8476,2,-1", {}, "--hosts, INDEX: expected a number, found '-1'"),
+        ("gpu0:8476,two,0", {}, "--hosts, NUM_HOSTS: expected digits, found 'two'"),
+        ("gpu0:8476,2,-1", {}, "--hosts, INDEX: expected digits, found '-1'"),
+        ("gpu0:8476,0,0", {}, "--hosts, NUM_HOSTS: expected at least 1, found 0"),
         ("gpu0:8476,2,2", {}, "--hosts, INDEX: expected less than NUM_HOSTS, 2, found 2"),
         ("gpu0,2,0", {}, "address 'gpu0': expected HOST:PORT"),
         ("unix:/tmp/x,2,0", {}, "--hosts: expected HOST:PORT, found unix:/tmp/x"),
@@ -87,7 +89,7 @@ def forked(body):
         (
             "os.abort()",
             1,
-            "host 2 of 4: another host was lost, or never came to a:1 (unless",
+            "host 2 of 4: another host was lost, never came to a:1, or came",
         ),
         ("os.kill(os.getpid(), signal.SIGKILL)", 137, "host 2 of 4: ended by SIGKILL"),
     ],
@@ -110,6 +112,18 @@ def test_signals_are_handed_on():
         process.send_signal(signal.SIGTERM)
         out, _ = process.communicate(timeout=30)
     assert (process.returncode, out) == (7, "heard\n")
+
+
+def test_who_is_stopped_stops_both():
+    body = "while True:\n    print('.', flush=True)\n    time.sleep(0.01)"
+    with forked(body) as (process, child):
+        for number, state in ((signal.SIGTSTP, "T"), (signal.SIGCONT, "S")):
+            process.send_signal(number)
+            give_up = time.monotonic() + 20
+            for one in (process.pid, child):
+                while (found := pathlib.Path(f"/proc/{one}/stat").read_text().split()[2]) != state:
+                    assert time.monotonic() < give_up, found
+        process.kill()
 
 
 def test_the_child_does_not_outlive_its_parent():

@@ -52,8 +52,10 @@ def parse_hosts(text: str, environment: Mapping[str, str] = os.environ) -> Hosts
     address, *numbers = parts
     for name, number in zip(("NUM_HOSTS", "INDEX"), numbers, strict=True):
         if not (number.isascii() and number.isdigit()):
-            raise UserError(f"--hosts, {name}", expected="a number", found=repr(number))
+            raise UserError(f"--hosts, {name}", expected="digits", found=repr(number))
     count, index = map(int, numbers)
+    if count < 1:
+        raise UserError("--hosts, NUM_HOSTS", expected="at least 1", found=str(count))
     if not index < count:
         raise UserError("--hosts, INDEX", expected=f"less than NUM_HOSTS, {count}", found=str(index))
     where = parse_address(address)
@@ -108,7 +110,13 @@ def fork_and_wait(hosts: Hosts) -> int | None:
             killed_by = number
             os.kill(child, signal.SIGKILL)
 
-    previous = {number: signal.signal(number, hand_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    def stop(number: int, _: FrameType | None) -> None:
+        os.kill(child, signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)  # until somebody says SIGCONT
+        os.kill(child, signal.SIGCONT)
+
+    handlers = {signal.SIGINT: hand_on, signal.SIGTERM: hand_on, signal.SIGTSTP: stop}
+    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     finally:
@@ -130,9 +138,9 @@ def fork_and_wait(hosts: Hosts) -> int | None:
 def what_was_lost(hosts: Hosts) -> str:
     """What to say where a host no longer answers."""
     return (
-        f"host {hosts.index} of {hosts.count}: another host was lost, or never came to {hosts.address} "
-        "(unless JAX says otherwise above), and the run ends on all; start it again on all with --resume, "
-        "which goes on from the newest checkpoint"
+        f"host {hosts.index} of {hosts.count}: another host was lost, never came to {hosts.address}, or came "
+        "as another of the same INDEX (unless something else is said above), and the run ends on all; "
+        "start it again on all with --resume, which goes on from the newest checkpoint, if there is one"
     )
 
 

@@ -50,10 +50,11 @@ def free_port():
 
 
 @contextlib.contextmanager
-def hosts(config, run_dir, count, *words, own_words=(), options=None):
+def hosts(config, run_dir, count, *words, own_words=(), told=None, options=None):
     """Processes that train `config` together: their parents, as whoever starts them sees them.
 
-    `own_words` are each host's, `options(index)` what else `Popen` is called with.
+    `own_words` are each host's, `told` how many hosts each is told of, `options(index)` what else `Popen` is
+    called with.
     """
     file = run_dir.with_suffix(".toml")
     file.write_text(dump_config(config))
@@ -63,7 +64,8 @@ def hosts(config, run_dir, count, *words, own_words=(), options=None):
     port, processes = free_port(), []
     try:
         for index in range(count):
-            own = ["--hosts", f"127.0.0.1:{port},{count},{index}", *(own_words[index] if own_words else ())]
+            where = f"127.0.0.1:{port},{told[index] if told else count},{index}"
+            own = ["--hosts", where, *(own_words[index] if own_words else ())]
             given: Any = {"env": environment} | (options(index) if options else {})
             with open(f"{run_dir}.{index}.log", "w") as log:
                 processes.append(
@@ -156,9 +158,12 @@ def test_hosts_with_different_settings_are_refused(tmp_path):
             "devices.learner: expected a multiple of 2, the number of hosts, found 1",
         ),
         (("--devices.learner", "4"), "devices.learner: expected at most 2: there are 2 cpu devices, found 4"),
-        (("--profile",), "--profile: expected one host, not 2, found True"),
+        (("--profile",), "--profile: expected one host, not 2"),
         (("--num-seeds", "2"), "num_seeds: expected one host, not 2, found 2"),
-        (("--evaluation.every-env-steps", "100"), "evaluation.every_env_steps: expected one host, not 2"),
+        (
+            ("--evaluation.every-env-steps", "100"),
+            "evaluation.every_env_steps: expected one host, not 2, found 100",
+        ),
         (("--resume",), "expected a run to resume, found no config.toml there"),
     ],
 )
@@ -196,6 +201,14 @@ def test_hosts_with_unequal_numbers_of_devices_are_refused(tmp_path):
     with hosts(ON_DEVICE, tmp_path / "run", 2, options=options) as processes:
         assert codes(processes) == [2, 2]
     line = "--hosts: expected as many devices on every host, found 1 on host 0 and 2 on host 1"
+    assert [said(tmp_path / "run", index).splitlines()[-1] for index in range(2)] == [line, line]
+
+
+@pytest.mark.slow
+def test_hosts_that_were_told_of_different_numbers_are_refused(tmp_path):
+    with hosts(ON_DEVICE, tmp_path / "run", 2, told=(2, 3)) as processes:
+        assert codes(processes) == [2, 2]
+    line = "--hosts, NUM_HOSTS: expected the same on all hosts, found 2 on host 0 and 3 on host 1"
     assert [said(tmp_path / "run", index).splitlines()[-1] for index in range(2)] == [line, line]
 
 
@@ -316,7 +329,7 @@ def test_a_lost_host_ends_all_and_a_relaunch_resumes(tmp_path, count, lost, numb
         assert codes(others, 60) == [1] * (count - 1)
         print(f"{number.name} of host {lost} of {count}: all ended after {time.monotonic() - began:.1f} s")
     for index in set(range(count)) - {lost}:
-        assert "another host was lost, or never came to 127.0.0.1:" in said(run_dir, index).splitlines()[-1]
+        assert "another host was lost, never came to 127.0.0.1:" in said(run_dir, index).splitlines()[-1]
     with Checkpointer(run_dir / "checkpoints") as saves:
         newest = saves.steps()[-1]
     on_hosts(config, run_dir, count, "--resume", "--total-env-steps", str(newest + 1000))

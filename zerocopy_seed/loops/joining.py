@@ -14,6 +14,7 @@ import jax
 
 from zerocopy_envs.errors import UserError
 from zerocopy_seed.loops.ending import end
+from zerocopy_seed.loops.several_hosts import require_same_number
 from zerocopy_seed.loops.signals import StopRequest
 from zerocopy_seed.rendezvous import Hosts, what_was_lost
 
@@ -24,6 +25,7 @@ _HEARTBEAT_S = 30  # a host that is silent for so long is lost
 _JOIN_S = 600  # to start on all hosts, which may have an image to fetch
 _SHUTDOWN_S = 3600  # the first one may be hashing a last checkpoint
 _LAST_WORDS_S = 2.0
+_SAID_AFTER_S, _SAID_EVERY_S = 10.0, 60.0  # that others are awaited
 
 
 def run_joined(
@@ -44,6 +46,7 @@ def run_joined(
             _require_free(hosts)
         print(f"host {hosts.index} of {hosts.count}: meeting at {hosts.address}", flush=True)
         _join(hosts, stop)
+        require_same_number(hosts.count)
         return run()
     except BaseException as error:
         code = answer(error)
@@ -74,7 +77,11 @@ def _join(hosts: Hosts, stop: StopRequest) -> None:
             heartbeat_timeout_seconds=_HEARTBEAT_S,
             shutdown_timeout_seconds=_SHUTDOWN_S,
         )
+        said_at = time.monotonic() - _SAID_EVERY_S + _SAID_AFTER_S
         while True:
+            if time.monotonic() - said_at > _SAID_EVERY_S:
+                said_at = time.monotonic()
+                print(f"waiting for all {hosts.count} hosts, {_JOIN_S} s at most", flush=True)
             try:
                 return joined.result(timeout=0.1)
             except TimeoutError:

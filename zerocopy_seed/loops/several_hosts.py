@@ -18,6 +18,7 @@ from zerocopy_seed import hosts
 from zerocopy_seed.config import Config
 from zerocopy_seed.config_file import flatten
 from zerocopy_seed.config_sources import is_mixed
+from zerocopy_seed.loops.console import complain
 
 _OWN = {"metrics.host", "metrics.port"} | {
     f"bridge.{name}"
@@ -25,7 +26,31 @@ _OWN = {"metrics.host", "metrics.port"} | {
 }
 """Settings that may be each host's own."""
 
-_SEEN_S = 60.0  # until what one host has written is there for another, at most
+_SEEN_S = 30.0  # until what one host has written is there for another, at most
+
+
+def require_same_number(count: int) -> None:
+    """Refuses hosts of which some were told of another number of them, or that have unequal devices.
+
+    Raises:
+      UserError: on every host, with both numbers.
+    """
+    found = [len(jax.local_devices(process_index=host)) for host in range(hosts.count())]
+    for host, number in enumerate(found):
+        if number != found[0]:  # asked before hosts speak, for which JAX wants them equal
+            raise UserError(
+                "--hosts",
+                expected="as many devices on every host",
+                found=f"{found[0]} on host 0 and {number} on host {host}",
+            )
+    told = hosts.gather([count])[:, 0].tolist()
+    for host, number in enumerate(told):
+        if number != told[0]:
+            raise UserError(
+                "--hosts, NUM_HOSTS",
+                expected="the same on all hosts",
+                found=f"{told[0]} on host 0 and {number} on host {host}",
+            )
 
 
 def require_same_run(config: Config, **words: Any) -> None:
@@ -40,7 +65,6 @@ def require_same_run(config: Config, **words: Any) -> None:
     """
     if hosts.count() == 1:
         return
-    _require_equal_devices()
     mine = {f"--{name.replace('_', '-')}": str(value) for name, value in words.items()}
     mine |= {name: _version(name) for name in ("zerocopy_seed", "jax", "jaxlib")}
     mine |= {name: value for name, value in flatten(config).items() if name not in _OWN}
@@ -63,18 +87,6 @@ def _version(package: str) -> str:
         return "(not installed)"
 
 
-def _require_equal_devices() -> None:
-    """Before hosts speak, for which JAX wants them equal."""
-    found = [len(jax.local_devices(process_index=host)) for host in range(hosts.count())]
-    for host, number in enumerate(found):
-        if number != found[0]:
-            raise UserError(
-                "--hosts",
-                expected="as many devices on every host",
-                found=f"{found[0]} on host 0 and {number} on host {host}",
-            )
-
-
 def refuse_on_hosts(config: Config, *, profile: bool) -> None:
     """Refuses on several hosts what only one can do.
 
@@ -84,8 +96,8 @@ def refuse_on_hosts(config: Config, *, profile: bool) -> None:
     if hosts.count() == 1:
         return
     found = {
-        "--profile": profile,
-        "evaluation.every_env_steps": config.evaluation.every_env_steps < math.inf,
+        "--profile": profile and "it",
+        "evaluation.every_env_steps": math.isfinite(every := config.evaluation.every_env_steps) and every,
         "record.dir": config.record.dir,
         "source": config.source,
         "sources.actors": is_mixed(config) and config.sources.actors,
@@ -117,7 +129,7 @@ def require_shared(run_dir: pathlib.Path) -> None:
 
 
 def _require_token(token: str, path: pathlib.Path) -> None:
-    give_up = time.monotonic() + _SEEN_S
+    give_up, is_said = time.monotonic() + _SEEN_S, False
     while True:
         with contextlib.suppress(OSError):
             os.listdir(path.parent)  # a file system of others may have noted that it is not there
@@ -128,5 +140,10 @@ def _require_token(token: str, path: pathlib.Path) -> None:
                 f"--run-dir {path.parent}",
                 expected="a directory on a file system that all hosts share",
                 found=f"another one on host {hosts.index()}, or none",
+            )
+        if not is_said and time.monotonic() > give_up - _SEEN_S + 2.0:
+            is_said = True
+            complain(
+                f"{path.parent}: waiting until it is here as host 0 has made it, {_SEEN_S:.0f} s at most"
             )
         time.sleep(0.2)

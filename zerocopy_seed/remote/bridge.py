@@ -106,7 +106,7 @@ class Bridge:
         difference = first_difference(self._run.spec, spec_from_message(request.spec))
         if difference is not None:
             raise _refusal("FAILED_PRECONDITION", *difference)
-        most, setting = self._engine.num_slots, "env.num_envs"
+        most, setting = self._engine.num_slots, "env.num_envs, or its host's part of it"
         if max_envs < most:
             most, setting = max_envs, "bridge.max_envs_per_actor"
         if not 0 < request.num_environments <= most:

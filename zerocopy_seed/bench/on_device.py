@@ -106,13 +106,16 @@ def make_parts(config: Config) -> tuple[dict[str, Callable[..., Any]], dict[str,
     return compiled, arguments
 
 
-def measure(config: Config, *, rounds: int = 80, part_s: float = 0.025) -> dict[str, Any]:
-    """Seconds per update of each part and of the whole, interleaved; the fastest of `rounds`.
+def measure(config: Config, *, rounds: int = 40, part_s: float = 0.1) -> dict[str, Any]:
+    """Seconds per update of each part and of the whole, in turn: medians, and quartiles of the ratio.
+
+    Rounds differ in what they do, since some reset more environments than others: the fastest of a part and
+    the fastest of the whole would not be of the same work. What disturbs a round disturbs all of it.
 
     Args:
       config: what is measured.
       rounds: how often each is timed.
-      part_s: about how long one timing lasts, in seconds.
+      part_s: about how long one timing lasts, in seconds: many updates, as in a dispatch that trains.
     """
     functions, arguments = make_parts(config)
     repeats = {name: 1 for name in functions}
@@ -132,16 +135,17 @@ def measure(config: Config, *, rounds: int = 80, part_s: float = 0.025) -> dict[
         for name in functions:
             seconds[name].append(timed(name))
     parts = ("environment", "act", "learn")
-    # What disturbs a timing only adds to it, so the fastest round is the nearest to the truth.
-    fastest = {name: min(times) for name, times in seconds.items()}
+    middle = {name: float(np.median(times)) for name, times in seconds.items()}
+    ratios = sum(np.array(seconds[name]) for name in parts) / np.array(seconds["whole"])
     env_steps = config.env.num_envs * config.agent.unroll_length
     return {
         "env": config.env.name,
         "num_envs": config.env.num_envs,
         "unroll_length": config.agent.unroll_length,
-        **{f"{name}_s": fastest[name] for name in (*parts, "whole")},
-        "env_steps_per_s": env_steps / fastest["whole"],
-        "ratio_to_limit": sum(fastest[name] for name in parts) / fastest["whole"],
+        **{f"{name}_s": middle[name] for name in (*parts, "whole")},
+        "env_steps_per_s": env_steps / middle["whole"],
+        "ratio_to_limit": sum(middle[name] for name in parts) / middle["whole"],
+        "ratio_quartiles": np.quantile(ratios, (0.25, 0.75)).tolist(),
     }
 
 
@@ -160,10 +164,11 @@ def run(
 
 
 def _describe(result: dict[str, Any]) -> str:
+    low, high = result["ratio_quartiles"]
     return (
         f"{result['env']}, {result['num_envs']} environments, T={result['unroll_length']}: "
         f"environment {1e3 * result['environment_s']:.2f} ms, act {1e3 * result['act_s']:.2f} ms, "
         f"learn {1e3 * result['learn_s']:.2f} ms, whole {1e3 * result['whole_s']:.2f} ms; "
         f"{result['env_steps_per_s']:,.0f} env_steps/s, "
-        f"ratio to limit {result['ratio_to_limit']:.3f}"
+        f"ratio to limit {result['ratio_to_limit']:.3f} ({low:.3f} to {high:.3f})"
     )

@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import numpy as np
 
 from zerocopy_seed.agents import make_agent
 from zerocopy_seed.checkpoint import Checkpointer
@@ -52,3 +53,16 @@ def read_checkpoint(config, run_dir, step=None):
     types = jax.eval_shape(lambda: init_train_state(agent, environment, config.seed, config.env.num_envs))
     with Checkpointer(run_dir / "checkpoints") as saves:
         return restore_train_state(saves, types, step)
+
+
+def read_learned(config, run_dir):
+    """Parameters, optimiser's state and replay of a run's last checkpoint."""
+    environment = make_environment(config.env)
+    agent = make_agent(config.agent, config.network, environment.spec, num_slots=config.env.num_envs)
+    types = jax.eval_shape(lambda: agent.init(jax.random.key(0, impl="threefry2x32")))
+    with Checkpointer(run_dir / "checkpoints") as saves:
+        step, found = saves.restore({"learner": types._replace(replay=()), "replay": types.replay})
+    assert step >= config.total_env_steps
+    learner = found["learner"]
+    tree = learner.params, learner.opt_state, found["replay"]
+    return jax.tree.map(np.asarray, tree)

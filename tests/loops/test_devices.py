@@ -6,12 +6,11 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from small_runs import LSTM, MLP, R2D2
+from small_runs import LSTM, MLP, R2D2, read_learned
 
 from zerocopy_envs.errors import UserError
 from zerocopy_seed import cli
 from zerocopy_seed.agents import make_agent
-from zerocopy_seed.checkpoint import Checkpointer
 from zerocopy_seed.config import BridgeConfig, Config, DevicesConfig, EnvConfig, MetricsConfig, VTraceConfig
 from zerocopy_seed.config_checks import validate
 from zerocopy_seed.config_file import dump_config
@@ -46,22 +45,9 @@ REPLAYED = dataclasses.replace(
 )
 
 
-def learned(config, run_dir):
-    """Parameters, optimiser's state and replay of a run's last checkpoint."""
-    environment = make_environment(config.env)
-    agent = make_agent(config.agent, config.network, environment.spec, num_slots=config.env.num_envs)
-    types = jax.eval_shape(lambda: agent.init(jax.random.key(0, impl="threefry2x32")))
-    with Checkpointer(run_dir / "checkpoints") as saves:
-        step, found = saves.restore({"learner": types._replace(replay=()), "replay": types.replay})
-    assert step >= config.total_env_steps
-    learner = found["learner"]
-    tree = learner.params, learner.opt_state, found["replay"]
-    return jax.tree.map(np.asarray, tree)
-
-
 def on(devices, config, run_dir, **options):
     assert train(dataclasses.replace(config, devices=devices), run_dir, **options) == 0
-    return learned(config, run_dir)
+    return read_learned(config, run_dir)
 
 
 def test_two_devices_that_learn_and_one_that_acts_are_as_one(tmp_path):

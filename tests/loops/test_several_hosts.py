@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_runs import CATCH, LSTM, R2D2, read_checkpoint
+from small_runs import CATCH, LSTM, R2D2, read_checkpoint, read_learned
 
 from zerocopy_seed.checkpoint import Checkpointer
 from zerocopy_seed.config import BridgeConfig, DevicesConfig, VTraceConfig
@@ -274,7 +274,7 @@ def test_any_number_of_hosts_is_as_one(tmp_path, place, agent, count):
     on_hosts(config, tmp_path / "several", count)
     if place == "auto":
         return assert_same(config, tmp_path / "one", tmp_path / "several")
-    found = [learned(config, tmp_path / name) for name in ("one", "several")]
+    found = [read_learned(config, tmp_path / name) for name in ("one", "several")]
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), *found)
 
 
@@ -295,20 +295,6 @@ def test_actors_that_hosts_have_unequal_numbers_of_train_together(tmp_path):
     assert last["env_steps"] >= 2000 and last["num_episodes"] > 0
     for name in ("events.jsonl", "events.1.jsonl"):
         assert "actor_joined" in (tmp_path / "run" / name).read_text()
-
-
-def learned(config, run_dir):
-    """Parameters, optimiser's state and replay of a run whose environments were in actors."""
-    from zerocopy_seed.agents import make_agent
-    from zerocopy_seed.loops.environments import make_environment
-
-    spec = make_environment(config.env).spec
-    agent = make_agent(config.agent, config.network, spec, num_slots=config.env.num_envs)
-    types = jax.eval_shape(lambda: agent.init(jax.random.key(0, impl="threefry2x32")))
-    with Checkpointer(run_dir / "checkpoints") as saves:
-        _, found = saves.restore({"learner": types._replace(replay=()), "replay": types.replay})
-    tree = found["learner"].params, found["learner"].opt_state, found["replay"]
-    return jax.tree.map(np.asarray, tree)
 
 
 @pytest.mark.slow

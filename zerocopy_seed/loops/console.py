@@ -40,10 +40,8 @@ def say(line: str) -> None:
 
 def say_of_host(line: str) -> None:
     """Prints a line that is this host's own; a reader that has gone must not end the run."""
-    if hosts.count() > 1:
-        line = f"host {hosts.index()}: {line}"
     with contextlib.suppress(OSError):
-        print(line, flush=True)
+        print(_of_host(line), flush=True)
 
 
 def note(event: str, line: str, **fields: Any) -> bool:
@@ -86,7 +84,9 @@ def draw(plot: Callable[..., None], subject: Any, path: pathlib.Path) -> None:
 
 def show_error(line: str) -> None:
     """Prints a line on stderr, which names the host where there are several; and nothing else."""
-    if hosts.count() > 1:
-        line = f"host {hosts.index()}: {line}"
     with contextlib.suppress(OSError):
-        print(line, file=sys.stderr, flush=True)
+        print(_of_host(line), file=sys.stderr, flush=True)
+
+
+def _of_host(line: str) -> str:
+    return f"host {hosts.index()}: {line}" if hosts.count() > 1 else line
